@@ -1,0 +1,84 @@
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+
+python := $(VENV)/bin/python
+pip := $(python) -m pip --disable-pip-version-check --quiet
+# Stamps: touched when an installation has finished, older than a requirements file when that has changed.
+ready := $(VENV)/.ready
+ready-dev := $(VENV)/.ready-dev
+# Present while an installation is under way; found at the start, it means that the last one was cut short.
+unfinished := $(VENV)/.unfinished
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format smoke exhaustive clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo        set everything up in $(VENV), train a small model on bundled text, say which page to open'
+	@echo 'make test        set everything up in $(VENV), then lint, formatting, types and tests'
+	@echo 'make lint        lint, formatting and types only'
+	@echo 'make format      rewrite the code in the one format'
+	@echo 'make smoke       the quick tests only'
+	@echo 'make exhaustive  the long tests that make test leaves out'
+	@echo 'make clean       remove $(VENV) and caches (never runs/)'
+	@echo
+	@echo 'Settings: PYTHON=$(PYTHON) (3.11 or newer; read when $(VENV) is made), VENV=$(VENV), WORKERS=$(WORKERS)'
+
+demo: $(ready)
+	@echo 'Training a small model in runs/demo; stop it at any time, the same command goes on with it.'
+	@$(python) -m transformer train --config=experiments/shakespeare.py --workdir=runs/demo
+	@echo
+	@echo 'Open this page in a browser: $(CURDIR)/runs/demo/report.html'
+
+test: lint
+	@echo 'Tests ...'
+	@$(python) -m pytest -n $(WORKERS)
+
+lint: $(ready-dev)
+	@echo 'Lint ...'
+	@$(python) -m ruff check .
+	@$(python) -m ruff format --check .
+	@echo 'Types ...'
+	@$(python) -m mypy $(wildcard transformer launch experiments)
+
+format: $(ready-dev)
+	@$(python) -m ruff check --fix --exit-zero --quiet .
+	@$(python) -m ruff format .
+
+smoke: $(ready-dev)
+	@$(python) -m pytest -n $(WORKERS) -m smoke
+
+exhaustive: $(ready-dev)
+	@$(python) -m pytest -n $(WORKERS) -m exhaustive
+
+clean:
+	@if [ -e $(VENV)/pyvenv.cfg ] || [ -e $(unfinished) ]; then rm -rf $(VENV); fi
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+# A directory that is no virtual environment is never removed, whatever VENV was set to.
+$(ready): requirements.txt setup.py pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo 'Python 3.11 or newer is needed, and PYTHON=$(PYTHON) is not; try: make PYTHON=python3.11 $(MAKECMDGOALS)' >&2; \
+	  exit 1; }
+	@if [ -e $(unfinished) ] || ! $(python) -m pip --version >/dev/null 2>&1; then \
+	  if [ -e $(unfinished) ]; then echo '$(VENV) was left half made; making it anew.'; \
+	  elif [ -n "$$(ls -A $(VENV) 2>/dev/null)" ] && [ ! -e $(VENV)/pyvenv.cfg ]; then \
+	    echo '$(VENV) exists and is no virtual environment; set VENV to another name.' >&2; exit 1; fi; \
+	  rm -rf $(VENV) && mkdir -p $(VENV) && touch $(unfinished) && \
+	  echo "Making $(VENV) with $$($(PYTHON) --version) ..." && $(PYTHON) -m venv $(VENV) || exit 1; \
+	fi
+	@touch $(unfinished)
+	@echo 'Installing what a run needs (a few minutes the first time) ...'
+	@$(pip) install -r requirements.txt
+	@$(pip) install --no-deps -e .
+	@rm -f $(unfinished)
+	@touch $@
+
+$(ready-dev): requirements-dev.txt $(ready)
+	@touch $(unfinished)
+	@echo 'Installing what the checks need ...'
+	@$(pip) install -r requirements-dev.txt
+	@rm -f $(unfinished)
+	@touch $@

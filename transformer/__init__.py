@@ -1,0 +1,1 @@
+"""The decoder-only Transformer language model, whole: from a text file to generated text."""

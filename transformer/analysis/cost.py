@@ -1,0 +1,202 @@
+"""The bill of a configuration, by part: parameters, FLOPs, score tables, cache, training memory.
+
+All by formula, from the settings alone; tests hold the parameters to the built model's own count.
+Letters as in the model: L depth, D width, T context, V vocabulary, N heads, H head width.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from transformer.config import Experiment
+from transformer.model.attention import kind
+from transformer.model.config import Model
+from transformer.model.mlp import Swiglu
+from transformer.model.norms import LayerNorm
+from transformer.model.positions import Learned
+from transformer.training.optimizer import Muon
+
+FLOAT32 = 4
+FLOPS_FORMULA = (
+    "forward: 2 per weight of every product (a lookup is none) plus attention's products over whole score tables; "
+    "training: 3 times forward; nothing extra for rematerialisation (arXiv:2204.02311, appendix B)"
+)
+
+
+def cost(experiment: Experiment) -> dict[str, Any]:
+    """The whole bill. Parameters are counts, FLOPs are per token at full context, memory is in bytes."""
+    parameters = count_parameters(experiment)
+    forward = forward_flops(experiment)
+    return {
+        "parameters": parameters,
+        "flops_per_token": {
+            **forward,
+            "forward": sum(forward.values()),
+            "training": 3 * sum(forward.values()),
+            "formula": FLOPS_FORMULA,
+        },
+        "score_tables": score_tables(experiment),
+        "cache": cache(experiment),
+        "training_memory": training_memory(experiment),
+        "in_words": in_words(experiment),
+    }
+
+
+def count_parameters(experiment: Experiment) -> dict[str, int]:
+    """By part; ``block`` is one block, ``total`` everything."""
+    m, V = experiment.model, experiment.vocab_size
+    table = V * m.width
+    parts = {
+        "embedding": table,
+        "positions": m.context * m.width if isinstance(m.positions, Learned) else 0,
+        "block": block_matrices(m) + block_rest(m),
+        "final_norm": norm_weights(m),
+        "unembedding": 0 if m.tie_embeddings else table,
+    }
+    blocks = m.depth * parts["block"]
+    return {**parts, "blocks": blocks, "total": sum(parts.values()) - parts["block"] + blocks}
+
+
+def block_matrices(m: Model) -> int:
+    """Weights of one block's products, without biases and norms: 12 D^2 for the tutorial's block."""
+    bias_free = kind(m).weights(m) - (kind(m).biases(m) if m.bias else 0)
+    return bias_free + mlp_matrices(m)
+
+
+def mlp_matrices(m: Model) -> int:
+    return (3 if isinstance(m.mlp, Swiglu) else 2) * m.width * m.mlp.hidden(m.width)
+
+
+def norm_weights(m: Model) -> int:
+    return m.width * (2 if m.bias and isinstance(m.norm, LayerNorm) else 1)
+
+
+def block_rest(m: Model) -> int:
+    """Biases and norms of one block."""
+    widened = 2 if isinstance(m.mlp, Swiglu) else 1
+    biases = kind(m).biases(m) + widened * m.mlp.hidden(m.width) + m.width if m.bias else 0
+    return biases + 2 * norm_weights(m)
+
+
+def forward_flops(experiment: Experiment) -> dict[str, float]:
+    """Per token at full context, two for each multiply-add, by part."""
+    m = experiment.model
+    return {
+        "blocks": 2 * m.depth * block_matrices(m),
+        "attention_tables": 2 * m.depth * kind(m).products(m, m.context),
+        "unembedding": 2 * experiment.vocab_size * m.width,
+    }
+
+
+def training_flops(experiment: Experiment) -> float:
+    """Per token, forward and backward."""
+    return 3 * sum(forward_flops(experiment).values())
+
+
+def score_tables(experiment: Experiment) -> dict[str, int]:
+    """Bytes of the float32 score tables that the plain kernel writes: N T^2 numbers for one row of text."""
+    m = experiment.model
+    row = m.heads * m.context**2 * FLOAT32
+    rows = experiment.train.batch // experiment.train.accumulate
+    return {
+        "one_block_one_row": row,
+        "all_blocks_one_row": m.depth * row,
+        "rows_at_once": rows,
+        "one_block": rows * row,
+        "all_blocks": m.depth * rows * row,
+    }
+
+
+def cache(experiment: Experiment) -> dict[str, int]:
+    """Bytes that one generated token adds to the key/value cache, and a whole context of them."""
+    m = experiment.model
+    token = m.depth * kind(m).cache_numbers(m) * jnp.dtype(m.dtype).itemsize
+    return {"bytes_per_token": token, "bytes_per_context": token * m.context}
+
+
+def training_memory(experiment: Experiment) -> dict[str, int | str]:
+    """Bytes on one device, unsharded. Activations are an estimate: what the backward pass needs of each product."""
+    m, train = experiment.model, experiment.train
+    total = count_parameters(experiment)["total"]
+    matrices = m.depth * block_matrices(m)
+    # AdamW keeps two moments of every weight; Muon one of the matrices.
+    moments = 2 * total - matrices if isinstance(train.optimizer, Muon) else 2 * total
+    tokens = train.batch // train.accumulate * m.context
+    number = jnp.dtype(m.dtype).itemsize
+    hidden = m.mlp.hidden(m.width) * (3 if isinstance(m.mlp, Swiglu) else 2)
+    qkv = 2 * m.heads * m.head_size + kind(m).cache_numbers(m)
+    stream = 4 * m.width + qkv + hidden
+    tables = 2 * FLOAT32 * m.heads * m.context  # scores and weights
+    block = tokens * (stream * number + tables)
+    kept = {
+        "none": m.depth * block,
+        "full": m.depth * tokens * m.width * number + block,
+        "dots": m.depth * block,
+        "dots_without_batch": m.depth * tokens * stream * number + block,
+    }[m.remat]
+    logits = 2 * tokens * experiment.vocab_size * FLOAT32
+    parts = {
+        "weights": total * FLOAT32,
+        "gradients": total * FLOAT32,
+        "moments": moments * FLOAT32,
+        "activations": kept,
+        "logits": logits,
+    }
+    return {**parts, "total": sum(parts.values())}
+
+
+def in_words(experiment: Experiment) -> list[str]:
+    m, V = experiment.model, experiment.vocab_size
+    table, block = V * m.width, block_matrices(m)
+    tables = score_tables(experiment)
+    parameters = count_parameters(experiment)
+    both = "the unembedding is the same table" if m.tie_embeddings else "and the unembedding as many again"
+    return [
+        f"One embedding table of {V:,} entries of width {m.width} has {table:,} weights, {both}. "
+        f"A block has {block:,} in its matrices, so one table costs as much as {table / block:.1f} blocks.",
+        f"The {m.depth} blocks are {parameters['blocks'] / parameters['total']:.0%} of all "
+        f"{parameters['total']:,} parameters.",
+        f"Every block writes a score table of {m.heads} heads x {m.context} x {m.context} for each row: "
+        f"{human(tables['one_block_one_row'])}, {human(tables['all_blocks_one_row'])} in all blocks. "
+        f"Twice the context makes it four times that.",
+    ]
+
+
+def human(size: float) -> str:
+    """1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def text(experiment: Experiment) -> str:
+    """The bill as a person reads it."""
+    bill = cost(experiment)
+    p, f, m = bill["parameters"], bill["flops_per_token"], experiment.model
+    lines = [f"{'part':<28}{'parameters':>16}{'forward FLOPs/token':>22}"]
+    rows = [
+        ("embedding", p["embedding"], 0),
+        ("positions", p["positions"], 0),
+        (f"{m.depth} blocks of {p['block']:,}", p["blocks"], f["blocks"]),
+        ("  their score tables", 0, f["attention_tables"]),
+        ("final norm", p["final_norm"], 0),
+        ("unembedding" + (" (tied)" if m.tie_embeddings else ""), p["unembedding"], f["unembedding"]),
+        ("in all", p["total"], f["forward"]),
+    ]
+    lines += [f"{name:<28}{count:>16,}{flops:>22,.0f}" for name, count, flops in rows]
+    memory, tables = bill["training_memory"], bill["score_tables"]
+    lines += [
+        "",
+        f"training: {f['training']:,.0f} FLOPs per token; {experiment.train.batch * m.context:,} tokens a step",
+        f"score tables (plain kernel): {human(tables['one_block'])} a block, {human(tables['all_blocks'])} in all, "
+        f"for {tables['rows_at_once']} rows at once",
+        f"cache: {human(bill['cache']['bytes_per_token'])} a token, "
+        f"{human(bill['cache']['bytes_per_context'])} a full context",
+        "training memory: " + ", ".join(f"{name} {human(size)}" for name, size in memory.items()),
+        "",
+        *bill["in_words"],
+        f"FLOPs: {FLOPS_FORMULA}.",
+    ]
+    return "\n".join(lines)

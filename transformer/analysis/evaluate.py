@@ -1,0 +1,143 @@
+"""Loss, perplexity and bits per byte of text, each token scored exactly once.
+
+A document is read through windows of the model's context that start every ``stride`` tokens; each
+window scores the tokens that no window before it has scored, so all but the first tokens of a
+document are predicted from at least ``context - stride`` tokens before them. The start token is
+read but never scored, and neither is the end of a document: it is not in the text.
+
+B rows, T positions.
+"""
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer.config import Experiment
+from transformer.data.documents import Documents, Encoded
+from transformer.errors import UserError
+from transformer.model.masks import causal
+from transformer.model.transformer import Transformer
+from transformer.parallel.rules import put
+from transformer.training.loss import cross_entropy
+
+
+class Window(NamedTuple):
+    """Document ``document``'s tokens from ``start``: the last ``scored`` of its ``length`` targets count."""
+
+    document: int
+    start: int
+    length: int
+    scored: int
+
+
+class Score(NamedTuple):
+    """Sums over scored tokens; what is reported is made from them, once."""
+
+    nats: float
+    tokens: int
+    bytes: int
+    correct: int
+
+    def report(self) -> dict[str, Any]:
+        """Loss in nats per token, its exponential, bits per byte of source text, accuracy."""
+        loss = self.nats / self.tokens
+        return {
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss < 700 else math.inf,
+            "bits_per_byte": self.nats / math.log(2) / self.bytes,
+            "accuracy": self.correct / self.tokens,
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+        }
+
+
+def windows(lengths: Sequence[int], context: int, stride: int) -> list[Window]:
+    """Windows over documents of that many tokens to score each. Every token is scored exactly once."""
+    if not 1 <= stride <= context:
+        raise UserError(f"--stride: {stride} is not between 1 and the context of {context}")
+    found = []
+    for document, length in enumerate(lengths):
+        start = done = 0
+        while done < length:
+            end = min(start + context, length)
+            found.append(Window(document, start, end - start, end - done))
+            done, start = end, start + stride
+    return found
+
+
+def spread(found: list[Window], count: int | None) -> list[Window]:
+    """``count`` of the windows, evenly spread; all of them for None."""
+    if count is None or count >= len(found):
+        return found
+    return [found[i * len(found) // count] for i in range(count)]
+
+
+def evaluate(
+    experiment: Experiment,
+    params: Any,
+    documents: Documents | Encoded,
+    token_bytes: np.ndarray,
+    *,
+    stride: int,
+    rows: int = 16,
+    count: int | None = None,
+) -> list[Score]:
+    """The score of every document (zeros for one that no window fell on).
+
+    ``token_bytes[id]`` is how many bytes of text an id stands for. ``count`` limits the work to that many
+    windows, evenly spread.
+    """
+    chosen = spread(windows(documents.lengths, experiment.model.context, stride), count)
+    totals = np.zeros((len(documents), 4))
+    for group in _groups(chosen, rows):
+        tokens_BT, targets_BT, weights_BT = _rows(group, documents, experiment.model.context, rows)
+        sums = score_rows(experiment, params, tokens_BT, targets_BT, weights_BT)
+        nats_B, correct_B = (np.asarray(x, np.float64) for x in sums)
+        for b, window in enumerate(group):
+            scored = targets_BT[b][weights_BT[b] > 0]
+            size = int(token_bytes[scored].sum())
+            totals[window.document] += (nats_B[b], len(scored), size, correct_B[b])
+    return [Score(float(n), int(t), int(b), int(c)) for n, t, b, c in totals]
+
+
+def total(scores: Sequence[Score]) -> Score:
+    """One score for all documents: sums added, divided once."""
+    return Score(*(sum(column) for column in zip(*scores, strict=True)))
+
+
+def _groups(found: list[Window], rows: int) -> Iterator[list[Window]]:
+    for i in range(0, len(found), rows):
+        yield found[i : i + rows]
+
+
+def _rows(group: list[Window], documents: Documents | Encoded, context: int, rows: int) -> tuple[np.ndarray, ...]:
+    tokens_BT = np.zeros((rows, context), np.int32)
+    targets_BT = np.zeros((rows, context), np.int32)
+    weights_BT = np.zeros((rows, context), np.float32)
+    for b, w in enumerate(group):
+        ids = documents[w.document][w.start : w.start + w.length + 1]
+        tokens_BT[b, : w.length] = ids[:-1]
+        targets_BT[b, : w.length] = ids[1:]
+        weights_BT[b, w.length - w.scored : w.length] = 1
+    return tokens_BT, targets_BT, weights_BT
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def score_rows(
+    experiment: Experiment, params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Of each row: summed nats and summed hits of the targets with weight, float32 [B] each."""
+    tokens_BT, targets_BT, weights_BT = (put(x, "batch", "time") for x in (tokens_BT, targets_BT, weights_BT))
+    B, T = tokens_BT.shape
+    index_BT = put(jnp.tile(jnp.arange(T, dtype=jnp.int32), (B, 1)), "batch", "time")
+    model = Transformer(experiment.model, experiment.vocab_size)
+    logits_BTV, _ = model.apply({"params": params}, tokens_BT, index_BT, causal(T))
+    losses_BT, _ = cross_entropy(logits_BTV, targets_BT)
+    correct_BT = jnp.argmax(logits_BTV, -1) == targets_BT
+    counted_BT = weights_BT > 0
+    return jnp.where(counted_BT, losses_BT, 0.0).sum(-1), jnp.where(counted_BT, correct_BT, False).sum(-1)

@@ -1,0 +1,71 @@
+"""Measure a run: its validation split, or a text of the user's, with the protocol in the result."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformer import run as runs
+from transformer.analysis.compressors import compressed
+from transformer.analysis.evaluate import evaluate, total
+from transformer.config import Experiment
+from transformer.data.documents import Documents, Encoded, encode, token_sizes
+from transformer.data.prepare import Log, prepare
+from transformer.data.readers import documents as read_documents
+from transformer.errors import UserError
+from transformer.run import Run
+
+EVALUATION = "evaluation.json"
+
+
+def validation(run: Run, cache: Path, log: Log) -> Documents:
+    """The documents that the run's training held out. UserError where the text has changed since."""
+    prepared = prepare(run.experiment.data, run.experiment.tokenizer, cache, log)
+    origin = run.directory / runs.PROVENANCE
+    known = json.loads(origin.read_text()) if origin.is_file() else {}
+    for what, found in (
+        ("content_hash", prepared.content_hash),
+        ("tokenizer_hash", prepared.tokenizer.fingerprint),
+    ):
+        if known.get(what, found) != found:
+            raise UserError(f"{run.directory}: was trained on other text: {what} was {known[what]}, is now {found}")
+    return Documents(prepared.validation, run.tokenizer.end_id)
+
+
+def texts(run: Run, source: str) -> Encoded:
+    """The documents of a user's file, encoded as training text is."""
+    piece_bytes = run.experiment.data.piece_bytes
+    found = [b"".join(d.chunks()) for d in read_documents(source, run.experiment.data.text_field)]
+    return Encoded([encode(run.tokenizer, text, piece_bytes) for text in found])
+
+
+def measure(
+    run: Run, params: Any, step: int, what: str, found: Documents | Encoded, stride: int | None
+) -> dict[str, Any]:
+    """Loss, perplexity, bits per byte and accuracy over all of ``found``, with compressors beside them."""
+    experiment: Experiment = run.experiment
+    context = experiment.model.context
+    stride = stride or max(1, context // 2)
+    scores = evaluate(experiment, params, found, token_sizes(run.tokenizer), stride=stride)
+    decoded = (run.tokenizer.decode_bytes(found[i][1:]) for i in range(len(found)))
+    return {
+        "run": str(run.directory),
+        "step": step,
+        "text": what,
+        **total(scores).report(),
+        "window": context,
+        "stride": stride,
+        "documents": len(found),
+        **compressed(decoded),
+        "protocol": "each token scored once from the window's tokens before it; the end of a document is not scored",
+    }
+
+
+def sentence(result: dict[str, Any]) -> str:
+    """The result as a person reads it."""
+    return (
+        f"{result['text']}: {result['bits_per_byte']:.4f} bits per byte (gzip -9: {result['gzip_bits_per_byte']:.2f}, "
+        f"xz -9: {result['xz_bits_per_byte']:.2f}), loss {result['loss']:.4f} nats per token, "
+        f"perplexity {result['perplexity']:.2f}, accuracy {result['accuracy']:.1%}\n"
+        f"{result['tokens']:,} tokens, {result['bytes']:,} bytes, {result['documents']} documents, "
+        f"window {result['window']}, stride {result['stride']}, step {result['step']}"
+    )

@@ -1,0 +1,99 @@
+"""A run's report: one self-contained page that opens from disk: curve, measurement, samples and the bill."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from matplotlib.figure import Figure
+
+from transformer import run as runs
+from transformer.analysis.cost import cost, human
+from transformer.analysis.measure import EVALUATION
+from transformer.errors import UserError
+from transformer.settings import leaves
+from transformer.training.metrics import read
+
+SAMPLES, REPORT = "samples.json", "report.html"
+
+
+def write_report(directory: Path) -> Path:
+    """Write ``report.html`` from what the run's directory holds, and return its path. UserError without records."""
+    experiment = runs.read_config(directory)
+    records = read(directory / "metrics.jsonl")
+    trained = [r for r in records if "loss" in r]
+    if not trained:
+        raise UserError(f"{directory}: has no records yet, so there is nothing to report")
+    timing = read(directory / "timing.jsonl")
+    evaluation = _json(directory / EVALUATION)
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("transformer.analysis"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["human"] = human
+    page = environment.get_template("report.html").render(
+        name=directory.resolve().name,
+        hash=experiment.name,
+        curve=curve(records, evaluation),
+        last=trained[-1],
+        steps=experiment.train.steps,
+        evaluation=evaluation,
+        samples=_json(directory / SAMPLES) or [],
+        bill=cost(experiment),
+        model=experiment.model,
+        timing=_middle(timing),
+        settings=leaves(experiment),
+        origin=_json(directory / runs.PROVENANCE) or {},
+    )
+    path = directory / REPORT
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(page, encoding="utf-8")
+    fresh.replace(path)
+    return path
+
+
+def curve(records: list[dict[str, Any]], evaluation: dict[str, Any] | None) -> str:
+    """Loss of training and validation over steps, as SVG text. Colours are the page's, for light and dark."""
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    axes = figure.subplots()
+    trained = [(r["step"], r["loss"]) for r in records if r.get("loss") is not None]
+    measured = [(r["step"], r["eval_loss"]) for r in records if r.get("eval_loss") is not None]
+    axes.plot(*zip(*trained, strict=True), color="#7a9cc6", linewidth=1.2, label="training", gid="training")
+    if measured:
+        axes.plot(*zip(*measured, strict=True), color="#c1440e", marker="o", markersize=4, label="validation")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss, nats per token")
+    axes.legend(frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.grid(alpha=0.25)
+    out = io.StringIO()
+    # Without a date and with fixed ids the same run gives the same page.
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "report", "svg.fonttype": "none"}):
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _middle(timing: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The median speed, and the largest memory."""
+    if not timing:
+        return None
+    rates = sorted(r["tokens_per_second"] for r in timing)
+    mfus = sorted(r["mfu"] for r in timing)
+    return {
+        "tokens_per_second": rates[len(rates) // 2],
+        "mfu": mfus[len(mfus) // 2],
+        "memory": max(r["memory"] for r in timing),
+        "seconds": timing[-1]["seconds"],
+    }

@@ -1,0 +1,186 @@
+"""The command line: absl for plain flags, dotted names taken out before it, errors in one line, exit statuses.
+
+0 done (and --help); 2 the user's input was wrong; 1 anything else; 143 and 130 stopped by SIGTERM and Ctrl-C.
+"""
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from absl import flags, logging
+
+from transformer import stopping
+from transformer.errors import UserError, did_you_mean
+
+PREFIX = "--config."
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: ``define`` declares its flags, ``run`` returns what --json prints and the text for people."""
+
+    summary: str
+    example: str
+    define: Callable[[flags.FlagValues], None]
+    run: Callable[["Args"], tuple[dict[str, Any], str]]
+
+
+@dataclass(frozen=True)
+class Args:
+    """A parsed command line: plain flags as attributes of ``flags``, changed settings by dotted name."""
+
+    flags: flags.FlagValues
+    changes: dict[str, str]
+    argv: list[str]
+
+    def experiment(self) -> Any:
+        """The experiment of --config, with its changes."""
+        from transformer.config import load
+
+        if not self.flags.config:
+            raise UserError("--config=FILE.py is missing, for example --config=experiments/shakespeare.py")
+        return load(self.flags.config, self.changes)
+
+    def run_directory(self) -> Path:
+        if not self.flags.run:
+            raise UserError("--run=DIR is missing: the directory of a trained run, for example --run=runs/demo")
+        return Path(self.flags.run)
+
+    @property
+    def cache(self) -> Path:
+        return Path(self.flags.cache).expanduser()
+
+
+def say(line: str) -> None:
+    """Progress and logs go to standard error; standard output is for results."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def main(commands: dict[str, str], argv: Sequence[str]) -> int:
+    """Run ``argv`` (without the program's name); ``commands`` maps each name to its module. Returns the exit status."""
+    debug = "--debug" in argv
+    stopping.install()
+    logging.set_verbosity(logging.ERROR)  # Orbax tells much that is not the user's business
+    try:
+        return _dispatch(commands, list(argv))
+    except UserError as error:
+        if debug:
+            traceback.print_exc()
+        say(f"error: {error}")
+        return 2
+    except stopping.Stop as stop:
+        say(f"stopped by {stop}")
+        return stop.status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say
+        return 1
+    except Exception as error:
+        if debug:
+            raise
+        first = (str(error).splitlines() or [""])[0]
+        say(f"failed: {type(error).__name__}: {first} (--debug shows where)")
+        return 1
+
+
+def _dispatch(commands: dict[str, str], argv: list[str]) -> int:
+    if not argv or argv[0] in ("--help", "-h", "help"):
+        print(overview(commands))
+        return 0
+    name, rest = argv[0], argv[1:]
+    if name not in commands:
+        raise UserError(f"{name!r} is not a command{did_you_mean(name, commands)}")
+    command: Command = importlib.import_module(commands[name]).COMMAND
+    changes, plain = split_overrides(rest)
+    values = flags.FlagValues()
+    command.define(values)
+    flags.DEFINE_bool(
+        "json", False, "print one JSON object on standard output, and nothing else there", flag_values=values
+    )
+    flags.DEFINE_bool("debug", False, "show the traceback of an error", flag_values=values)
+    if any(word in ("--help", "-h", "-help", "--helpfull", "--helpshort") for word in plain):
+        print(usage(name, command, values))
+        return 0
+    try:
+        extra = values([name, *plain])[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise UserError(f"--{error.flagname}: {name} has no such flag{did_you_mean(error.flagname, values)}") from error
+    except flags.Error as error:
+        raise UserError(str(error).splitlines()[0]) from error
+    if extra and name == "report" and not values.run:
+        values["run"].value = extra.pop(0)  # report DIR
+    if extra:
+        raise UserError(f"{extra[0]!r}: {name} takes no such argument; flags are written --name=value")
+    if changes and "config" not in values:
+        raise UserError(f"{PREFIX}{next(iter(changes))}: {name} takes no settings, the run has its own")
+    result, text = command.run(Args(values, changes, [*argv]))
+    if values.json:
+        print(json.dumps(result))
+    elif text:
+        print(text)
+    sys.stdout.flush()
+    return 0
+
+
+def split_overrides(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Dotted settings (by name, without the prefix) and the rest. ``--config.a.b v`` works as well."""
+    changes: dict[str, str] = {}
+    rest: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if not word.startswith(PREFIX):
+            rest.append(word)
+            continue
+        name, equals, value = word[len(PREFIX) :].partition("=")
+        if not equals:
+            value = next(words, "--")
+            if value.startswith("--"):
+                raise UserError(f"{PREFIX}{name}: has no value, write {PREFIX}{name}=VALUE")
+        if name in changes:
+            raise UserError(f"{PREFIX}{name}: is given twice")
+        changes[name] = value
+    return changes, rest
+
+
+def define_config(values: flags.FlagValues) -> None:
+    """--config (and with it the dotted settings) and where prepared text is kept."""
+    flags.DEFINE_string(
+        "config", None, "experiment file; change settings with --config.NAME.NAME=VALUE", flag_values=values
+    )
+    define_cache(values)
+
+
+def define_cache(values: flags.FlagValues) -> None:
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    where = f"{home}/decoder-transformer"
+    flags.DEFINE_string("cache", where, "where corpora, tokenizers and token stores are kept", flag_values=values)
+
+
+def define_run(values: flags.FlagValues) -> None:
+    """--run and --checkpoint."""
+    flags.DEFINE_string("run", None, "directory of a trained run", flag_values=values)
+    flags.DEFINE_string("checkpoint", "newest", "which weights: newest, best, or a step", flag_values=values)
+
+
+def overview(commands: dict[str, str]) -> str:
+    lines = ["python -m transformer COMMAND [flags]", ""]
+    for name, module in commands.items():
+        command: Command = importlib.import_module(module).COMMAND
+        lines.append(f"  {name:<10} {command.summary}")
+    return "\n".join([*lines, "", "python -m transformer COMMAND --help shows a command's flags and an example."])
+
+
+def usage(name: str, command: Command, values: flags.FlagValues) -> str:
+    lines = [f"python -m transformer {name}: {command.summary}", "", f"  {command.example}", ""]
+    for flag in sorted(values):
+        about = values[flag]
+        default = "" if about.default is None or isinstance(about.default, bool) else f" (default {about.default!r})"
+        lines.append(f"  --{flag}: {about.help}{default}")
+    if "config" in values:
+        lines.append("  --config.NAME.NAME=VALUE: any setting of the experiment, such as --config.model.depth=6")
+    return "\n".join(lines)

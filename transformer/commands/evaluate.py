@@ -1,0 +1,39 @@
+"""evaluate: loss, perplexity and bits per byte of a trained run."""
+
+from typing import Any
+
+from absl import flags
+
+from transformer.cli import Args, Command, define_cache, define_run, say
+
+
+def define(values: flags.FlagValues) -> None:
+    define_run(values)
+    define_cache(values)
+    flags.DEFINE_string("text", None, "a text to measure on; by default the run's validation split", flag_values=values)
+    flags.DEFINE_integer("stride", None, "tokens between windows; by default half the context", flag_values=values)
+
+
+def run(args: Args) -> tuple[dict[str, Any], str]:
+    f = args.flags
+    directory = args.run_directory()
+    import jax
+
+    from transformer.analysis.measure import measure, sentence, texts, validation
+    from transformer.parallel.mesh import Mesh, make_mesh
+    from transformer.run import open_run
+
+    opened = open_run(directory).on_one_device()
+    with jax.set_mesh(make_mesh(Mesh())):
+        params, step = opened.params(f.checkpoint)
+        found = texts(opened, f.text) if f.text else validation(opened, args.cache, say)
+        result = measure(opened, params, step, f.text or "validation split", found, f.stride)
+    return result, sentence(result)
+
+
+COMMAND = Command(
+    summary="loss, perplexity and bits per byte of the validation split or a text",
+    example="python -m transformer evaluate --run=runs/demo --text=my.txt",
+    define=define,
+    run=run,
+)

@@ -1,0 +1,58 @@
+"""train: train a model, or go on with the run in the directory."""
+
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from transformer.cli import Args, Command, define_config, say
+from transformer.errors import UserError
+
+
+def define(values: flags.FlagValues) -> None:
+    define_config(values)
+    flags.DEFINE_string("workdir", None, "the run's directory; the same command goes on with it", flag_values=values)
+
+
+def run(args: Args) -> tuple[dict[str, Any], str]:
+    experiment = args.experiment()
+    if not args.flags.workdir:
+        raise UserError("--workdir=DIR is missing: where the run is kept, for example --workdir=runs/first")
+    from transformer.training.loop import train
+
+    workdir = Path(args.flags.workdir)
+    train(experiment, workdir, args.cache, args.argv, say)
+    return finish(workdir, args.cache)
+
+
+def finish(workdir: Path, cache: Path) -> tuple[dict[str, Any], str]:
+    """Measure the trained model on the whole validation split, continue the configured prompts, write the page."""
+    import jax
+
+    from transformer.analysis.measure import EVALUATION, measure, sentence, validation
+    from transformer.analysis.report import SAMPLES, write_report
+    from transformer.generation.sample import sample
+    from transformer.generation.sampling import Sampling
+    from transformer.parallel.mesh import Mesh, make_mesh
+    from transformer.run import open_run, write_json
+
+    run = open_run(workdir).on_one_device()
+    prompts = run.experiment.train.prompts
+    with jax.set_mesh(make_mesh(Mesh())):
+        params, step = run.params()
+        say("measuring on the whole validation split")
+        result = measure(run, params, step, "validation split", validation(run, cache, say), stride=None)
+        write_json(workdir / EVALUATION, result)
+        *_, samples = sample(run, params, prompts, Sampling()) if prompts else ([],)
+    write_json(workdir / SAMPLES, [{"prompt": s.prompt, "text": s.text, "step": step} for s in samples])
+    page = write_report(workdir)
+    texts = [f"--- a sample\n{s.prompt}{s.text}" for s in samples]
+    return {**result, "report": str(page)}, "\n\n".join([*texts, sentence(result), f"the report: open {page}"])
+
+
+COMMAND = Command(
+    summary="train, or go on with the run in DIR; the same command resumes it",
+    example="python -m transformer train --config=experiments/shakespeare.py --workdir=runs/demo",
+    define=define,
+    run=run,
+)

@@ -1,0 +1,114 @@
+"""An experiment: one frozen tree of settings. Each part's own settings live with the part.
+
+An experiment file is Python with ``get_config() -> Experiment``. From the command line any setting
+is changed by its dotted name, ``--config.model.depth=12``; the machinery is `transformer.settings`.
+"""
+
+import importlib.util
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from transformer.data.prepare import Data
+from transformer.data.tokenizer import Bpe, Bytes, Unigram
+from transformer.errors import UserError, did_you_mean
+from transformer.model import config as model_config
+from transformer.model.config import Model
+from transformer.parallel import mesh, rules
+from transformer.parallel.mesh import Mesh
+from transformer.settings import check_types, digest, leaves, override, settings
+from transformer.training import config as train_config
+from transformer.training.config import Train
+
+
+@settings
+class Experiment:
+    """Everything that decides a run's result."""
+
+    model: Model = Model()
+    tokenizer: Bytes | Unigram | Bpe = Bpe()
+    data: Data = Data()
+    train: Train = Train()
+    mesh: Mesh = Mesh()
+
+    @property
+    def vocab_size(self) -> int:
+        """V: as the tokenizer will have it, to the entry (a trained tokenizer that differs is an error)."""
+        return 257 if isinstance(self.tokenizer, Bytes) else self.tokenizer.vocab_size
+
+    @property
+    def name(self) -> str:
+        """The hash of every setting, which names the run."""
+        return digest(self)
+
+
+def load(path: str, changes: dict[str, str]) -> Experiment:
+    """The experiment of a Python file with settings changed by dotted name, checked. UserError otherwise."""
+    experiment = call_file(path, "get_config")
+    if not isinstance(experiment, Experiment):
+        raise UserError(f"{path}: get_config() returned {type(experiment).__name__}, not transformer.config.Experiment")
+    check_types(experiment)
+    experiment = override(experiment, changes)
+    check(experiment, given=changes)
+    return experiment
+
+
+def call_file(path: str, function: str) -> Any:
+    """The result of ``function()`` in the Python file at ``path``."""
+    file = Path(path)
+    if not file.is_file():
+        beside = [str(p) for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        raise UserError(f"--config: there is no file {path}{did_you_mean(path, beside)}")
+    module_spec = importlib.util.spec_from_file_location(f"experiment_{file.stem}", file)
+    if module_spec is None or module_spec.loader is None:
+        raise UserError(f"--config: {path} is not a Python file (its name must end in .py)")
+    module = importlib.util.module_from_spec(module_spec)
+    try:
+        module_spec.loader.exec_module(module)
+        found = getattr(module, function, None)
+        if found is None:
+            raise UserError(f"{path}: has no {function}()")
+        return found()
+    except UserError:
+        raise
+    except Exception as error:  # whatever a user's file does wrong is theirs to read in one line
+        raise UserError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def check(experiment: Experiment, given: Collection[str] = ()) -> None:
+    """Everything that can be known to be wrong before any work. One UserError, for the first fault."""
+    e = experiment
+    model_config.check(e.model)
+    train_config.check(e.train)
+    if not isinstance(e.tokenizer, Bytes) and e.tokenizer.vocab_size < 2:
+        raise UserError(f"config.tokenizer.vocab_size: {e.tokenizer.vocab_size} is too small, set 300 or more")
+    by_axis = mesh.sizes(e.mesh)
+    for name, size in by_axis.items():
+        if size < 1:
+            raise UserError(f"config.mesh.{name}: {size} is not a number of devices, set 1 or more")
+    rows = e.train.batch // e.train.accumulate
+    of = f" / train.accumulate={e.train.accumulate}" if e.train.accumulate > 1 else ""
+    rules.check_divides(f"config.train.batch={e.train.batch}{of}", (rows,), ("batch",), by_axis)
+    if any(size > 1 for size in by_axis.values()):
+        from transformer.model.layers import declared_leaves  # JAX is only needed from here on
+        from transformer.training.state import declarations
+
+        for path, w in declared_leaves(declarations(e)).items():
+            rules.check_divides(f"config.mesh: weight {path} of shape {w.shape}", w.shape, w.axes, by_axis)
+    found, usual = leaves(e), leaves(Experiment())
+    for name, (alive, reason) in INERT.items():
+        if name in found and not alive(e) and (name in given or found[name] != usual.get(name, found[name])):
+            raise UserError(f"config.{name}: {found[name]!r} has no effect here: {reason}; leave it out")
+
+
+# Settings that do nothing in some configurations: when they are alive, and why they are not otherwise.
+# (Most such settings cannot even be written: a window exists only on a kind that has one.)
+INERT: dict[str, tuple[Callable[[Experiment], bool], str]] = {
+    "data.weights": (lambda e: "," in e.data.source, "there is one source"),
+    "data.validation": (
+        lambda e: e.data.source != "shakespeare",
+        "this corpus has a fixed list of held-out works",
+    ),
+    "train.schedule.final": (lambda e: e.train.warmup < e.train.steps, "the warm-up takes all steps"),
+    "train.schedule.decay": (lambda e: e.train.warmup < e.train.steps, "the warm-up takes all steps"),
+}

@@ -1,0 +1,79 @@
+"""Text in, text out: prompts to ids, ids to whole characters as they come."""
+
+import codecs
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from transformer.errors import UserError
+from transformer.generation.decode import Continuation, Generator, continue_prompts
+from transformer.generation.sampling import Sampling, check
+from transformer.run import Run
+
+CHUNK = 8  # tokens between two looks at a text that is being streamed
+MOST = 256  # new tokens where none were asked for, if the context has room
+
+
+class Sample(NamedTuple):
+    """A prompt, what the model added (as text and as ids), and whether it ended there by itself."""
+
+    prompt: str
+    text: str
+    ids: list[int]
+    ended: bool
+
+
+def encode_prompts(run: Run, prompts: Sequence[str]) -> list[list[int]]:
+    """Ids of each prompt behind the start token, which is added here and nowhere else in generation."""
+    end = run.tokenizer.end_id
+    return [[end, *run.tokenizer.encode(prompt).tolist()] for prompt in prompts]
+
+
+def room(run: Run, prompts: Sequence[Sequence[int]]) -> int:
+    """How many tokens to add where nothing was asked for: what fits, up to MOST."""
+    left = run.experiment.model.context - max(map(len, prompts))
+    if left < 1:
+        longest = max(map(len, prompts))
+        raise UserError(
+            f"--prompt: {longest} tokens (with the start) leave no room in the context of "
+            f"{run.experiment.model.context}; shorten it"
+        )
+    return min(MOST, left)
+
+
+def sample(
+    run: Run,
+    params: Any,
+    prompts: Sequence[str],
+    sampling: Sampling,
+    *,
+    new: int | None = None,
+    seed: int = 0,
+    use_cache: bool = True,
+    chunk: int | None = None,
+) -> Iterator[list[Sample]]:
+    """Continue every prompt; yields all texts so far, every ``chunk`` tokens and at the end."""
+    check(sampling)
+    if new is not None and new < 1:
+        raise UserError(f"--tokens: {new} is too small, set 1 or more")
+    ids = encode_prompts(run, prompts)
+    generator = Generator(run.experiment, sampling, run.tokenizer.end_id, use_cache)
+    for found in continue_prompts(generator, params, ids, new or room(run, ids), seed, chunk):
+        yield [_sample(run, prompt, one) for prompt, one in zip(prompts, found, strict=True)]
+
+
+def _sample(run: Run, prompt: str, found: Continuation) -> Sample:
+    return Sample(prompt, run.tokenizer.decode(found.ids), found.ids, found.ended)
+
+
+class Stream:
+    """Turns growing ids into text piece by piece; a character is given out when all of its bytes are there."""
+
+    def __init__(self, run: Run):
+        self._tokenizer = run.tokenizer
+        self._given = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def more(self, ids: Sequence[int], final: bool = False) -> str:
+        fresh = self._tokenizer.decode_bytes(ids[self._given :])
+        self._given = len(ids)
+        return self._decoder.decode(fresh, final)

@@ -1,0 +1,97 @@
+"""Weights, each declared once, and the einsum layer that uses them.
+
+A declaration carries all that others need to know of a weight: its shape, its logical axes
+(layout), its role (decay, optimizer, parametrisation) and how it is initialised. `declarations()`
+reads them back from a model without computing anything.
+"""
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.parallel.rules import spec
+
+Role = Literal["embedding", "position", "matrix", "residual", "unembedding", "bias", "scale"]
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weight:
+    """What is known of one weight. ``inputs`` counts the leading dimensions that a product sums over."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    role: Role
+    inputs: int = 0
+    stacked: bool = False  # has one copy per block along its first dimension
+
+    def stack(self, depth: int) -> "Weight":
+        """The same weight of ``depth`` blocks, along a new first dimension."""
+        return dataclasses.replace(self, shape=(depth, *self.shape), axes=("block", *self.axes), stacked=True)
+
+
+def weight(
+    module: nn.Module,
+    name: str,
+    shape: tuple[int, ...],
+    axes: tuple[str, ...],
+    *,
+    role: Role,
+    std: float,
+    inputs: int = 0,
+) -> jax.Array:
+    """Declare a weight of ``module`` and return it, float32: normal with ``std``, ones (scale) or zeros (bias)."""
+    if role == "scale":
+        init = nn.initializers.ones
+    elif role == "bias":
+        init = nn.initializers.zeros
+    else:
+        init = nn.initializers.normal(std)
+    if module.is_initializing():
+        declared = Weight(shape=shape, axes=axes, role=role, inputs=inputs)
+        module.put_variable("declarations", name, declared)
+    layout = spec(*axes)
+    return module.param(name, functools.partial(init, out_sharding=layout) if layout else init, shape, jnp.float32)
+
+
+class Einsum(nn.Module):
+    """``einsum(equation, x, w)`` plus an optional bias, in ``x``'s dtype with float32 weights cast to it.
+
+    The equation is written where the layer is used. The weight's letters start with those it sums
+    over (its inputs); the bias has the others. ``out`` names the result's logical axes.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    out: tuple[str, ...]
+    std: float
+    bias: bool = False
+    role: Role = "matrix"
+
+    @nn.compact
+    def __call__(self, equation: str, x: jax.Array) -> jax.Array:
+        operands, result = equation.split("->")
+        _, letters = operands.split(",")
+        inputs = sum(letter not in result for letter in letters)
+        w = weight(self, "w", self.shape, self.axes, role=self.role, std=self.std, inputs=inputs)
+        y = jnp.einsum(equation, x, w.astype(x.dtype), out_sharding=spec(*self.out))
+        if self.bias:
+            outputs = self.shape[inputs:]
+            b = weight(self, "b", outputs, self.out[-len(outputs) :], role="bias", std=0.0)  # lies as the result does
+            y = y + b.reshape((1,) * (y.ndim - b.ndim) + b.shape).astype(x.dtype)
+        return y
+
+
+def declared_leaves(declared: Any) -> dict[str, Weight]:
+    """Declarations by parameter path ("blocks/attention/query/w")."""
+    flat = jax.tree_util.tree_flatten_with_path(declared, is_leaf=lambda x: isinstance(x, Weight))[0]
+    return {"/".join(str(key.key) for key in path): leaf for path, leaf in flat}
+
+
+def by_declaration(function: Any, declared: Any, *trees: Any) -> Any:
+    """``function(Weight, leaf, ...)`` over every parameter, with its declaration first."""
+    return jax.tree.map(function, declared, *trees, is_leaf=lambda x: isinstance(x, Weight))

@@ -1,0 +1,52 @@
+"""Norms, in float32 and in two passes (mean, then the mean of squared distances from it).
+
+B rows, T positions, D model width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.model.layers import weight
+from transformer.settings import settings
+
+if TYPE_CHECKING:
+    from transformer.model.config import Model
+
+
+@settings
+class LayerNorm:
+    """(x - mean) / sqrt(variance + epsilon), scaled and, where the model has biases, shifted. arXiv:1607.06450."""
+
+    epsilon: float = 1e-5
+
+
+@settings
+class RmsNorm:
+    """x / sqrt(mean(x^2) + epsilon), scaled. arXiv:1910.07467."""
+
+    epsilon: float = 1e-5
+
+
+class Norm(nn.Module):
+    """The norm that the model's settings ask for, over the last dimension."""
+
+    config: Model
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        kind = self.config.norm
+        x32 = x_BTD.astype(jnp.float32)
+        if isinstance(kind, LayerNorm):
+            x32 = x32 - x32.mean(-1, keepdims=True)
+        y = x32 * jax.lax.rsqrt(jnp.square(x32).mean(-1, keepdims=True) + kind.epsilon)
+        scale_D = weight(self, "scale", x_BTD.shape[-1:], ("stream",), role="scale", std=0.0)
+        y = y * scale_D[None, None, :]
+        if isinstance(kind, LayerNorm) and self.config.bias:
+            shift_D = weight(self, "b", x_BTD.shape[-1:], ("stream",), role="bias", std=0.0)
+            y = y + shift_D[None, None, :]
+        return y.astype(x_BTD.dtype)

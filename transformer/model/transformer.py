@@ -1,0 +1,115 @@
+"""The whole model on one page: token ids in, a score for every next token out.
+
+Letters: B rows, T positions, D model width, V vocabulary, L blocks.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.model.block import Block, dropout
+from transformer.model.cache import BlockCache
+from transformer.model.config import Model
+from transformer.model.layers import by_declaration, weight
+from transformer.model.masks import Mask
+from transformer.model.norms import Norm
+from transformer.model.positions import POSITIONS, lookup
+from transformer.parallel.rules import spec
+
+LOGITS = ("batch", "time", "vocab")
+
+
+class Transformer(nn.Module):
+    """Decoder-only, pre-norm: arXiv:1706.03762 in the form of the GPT-2 report.
+
+    ``apply({"params": params}, tokens_BT, positions_BT, mask)`` gives (logits_BTV in float32, None).
+    With a ``cache`` and the ``places_BT`` where this call's keys and values go, the second result
+    is the updated cache. With ``only_B`` the logits are those of one position of each row, [B, 1, V].
+    ``train`` turns dropout on (it needs ``rngs={"dropout": key}``).
+    """
+
+    config: Model
+    vocab_size: int
+    train: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens_BT: jax.Array,
+        positions_BT: jax.Array,
+        mask: Mask,
+        cache: Any = None,
+        places_BT: jax.Array | None = None,
+        only_B: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any]:
+        c, V = self.config, self.vocab_size
+        dtype = jnp.dtype(c.dtype)
+
+        with jax.named_scope("embed"):
+            table = (V, c.width), ("vocab", "width")
+            embedding_VD = weight(self, "embedding", *table, role="embedding", std=c.init_std)
+            x_BTD = lookup(embedding_VD, tokens_BT)
+            signal = POSITIONS[type(c.positions)](c, name="positions")(positions_BT)
+            if signal.added_BTD is not None:
+                x_BTD = x_BTD + signal.added_BTD
+            x_BTD = dropout(self, x_BTD.astype(dtype), c.dropout, self.train)
+
+        x_BTD, cache = self.blocks(x_BTD, mask, signal.rotation, cache, places_BT)
+
+        if only_B is not None:
+            rows_B = jnp.arange(only_B.shape[0])
+            x_BTD = x_BTD.at[rows_B, only_B].get(out_sharding=spec("batch", "stream"))[:, None]
+
+        with jax.named_scope("unembed"):
+            x_BTD = Norm(c, name="final_norm")(x_BTD)
+            unembedding_VD = embedding_VD
+            if not c.tie_embeddings:
+                unembedding_VD = weight(self, "unembedding", *table, role="unembedding", std=c.init_std)
+            logits_BTV = jnp.einsum(
+                "BTD,VD->BTV",
+                x_BTD,
+                unembedding_VD.astype(dtype),
+                preferred_element_type=jnp.float32,
+                out_sharding=spec(*LOGITS),
+            )
+        return logits_BTV, cache
+
+    def blocks(self, x_BTD: jax.Array, mask: Mask, rotation: Any, cache: Any, places_BT: Any) -> tuple[jax.Array, Any]:
+        """The stack of L blocks. Their weights lie stacked along a first dimension, scanned or unrolled."""
+        c = self.config
+        block = Block(c, self.train, parent=None)
+        if self.is_initializing():
+            key = self.make_rng("params")
+            one = jax.eval_shape(block.init, key, x_BTD, mask, rotation)
+            stacked = jax.vmap(lambda i: block.init(jax.random.fold_in(key, i), x_BTD, mask, rotation)["params"])
+            self.put_variable("params", "blocks", stacked(jnp.arange(c.depth)))
+            self.put_variable("declarations", "blocks", by_declaration(lambda w: w.stack(c.depth), one["declarations"]))
+        params_L: Any = self.get_variable("params", "blocks")
+        drop = self.make_rng("dropout") if self.train and c.dropout else None
+
+        def apply(carry: Any, params: Any, i: Any) -> Any:
+            x_BTD, cache = carry
+            view = None if cache is None else BlockCache(cache, i, places_BT)
+            rngs = {} if drop is None else {"dropout": jax.random.fold_in(drop, i)}
+            return block.apply({"params": params}, x_BTD, mask, rotation, view, rngs=rngs)
+
+        if c.remat != "none":
+            apply = jax.checkpoint(apply, policy=_POLICIES[c.remat], static_argnums=(2,) if c.unrolled else ())
+        if c.unrolled:
+            carry = (x_BTD, cache)
+            for i in range(c.depth):
+                carry = apply(carry, jax.tree.map(lambda w, i=i: w[i], params_L), i)
+            return carry
+        carry, _ = jax.lax.scan(
+            lambda carry, block: (apply(carry, *block), None), (x_BTD, cache), (params_L, jnp.arange(c.depth))
+        )
+        return carry
+
+
+_POLICIES = {
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_saveable,
+    "dots_without_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}

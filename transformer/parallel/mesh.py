@@ -1,0 +1,42 @@
+"""The mesh of devices. One device is a mesh of ones: the same code, the same type checks."""
+
+import math
+
+import jax
+from jax.sharding import AxisType
+
+from transformer.errors import UserError
+from transformer.settings import hints, settings
+
+
+@settings
+class Mesh:
+    """How many devices along each mesh axis; their product is the number of devices used."""
+
+    data: int = 1  # copies of the weights, each with its own rows
+    fsdp: int = 1  # rows as well, with the weights cut over this axis and gathered when used
+    tensor: int = 1  # heads, MLP width and vocabulary cut over this axis
+
+
+def sizes(config: Mesh) -> dict[str, int]:
+    return {name: getattr(config, name) for name in hints(Mesh)}
+
+
+def make_mesh(config: Mesh) -> jax.sharding.Mesh:
+    """The explicit mesh. UserError where the machine has too few devices or an axis is below 1."""
+    by_axis = sizes(config)
+    for name, size in by_axis.items():
+        if size < 1:
+            raise UserError(f"config.mesh.{name}: {size} is not a number of devices, set 1 or more")
+    wanted, found = math.prod(by_axis.values()), jax.devices()
+    if wanted > len(found):
+        axes = " x ".join(f"{name}={size}" for name, size in by_axis.items())
+        raise UserError(
+            f"config.mesh: {axes} needs {wanted} devices, found {len(found)} ({found[0].platform}); make one smaller"
+        )
+    return jax.make_mesh(
+        tuple(by_axis.values()),
+        tuple(by_axis),
+        axis_types=(AxisType.Explicit,) * len(by_axis),
+        devices=found[:wanted],
+    )

@@ -1,0 +1,71 @@
+"""Logical axes -> mesh axes: the one table that says how every array is laid out.
+
+The model names logical axes only ("width", "heads", ...). Changing a layout means changing a row
+here, never the model. Mesh axes are explicit (`jax.sharding.AxisType.Explicit`), so a wrong layout
+is an error while tracing, also on one device, where the mesh is a mesh of ones.
+"""
+
+import jax
+from jax.sharding import PartitionSpec
+
+from transformer.errors import UserError
+
+RULES: dict[str, tuple[str, ...]] = {
+    "batch": ("data", "fsdp"),  # rows of a batch
+    "time": (),  # positions of a row
+    "stream": (),  # the residual stream's width in activations
+    "width": ("fsdp",),  # the residual stream's width in weights
+    "vocab": ("tensor",),
+    "heads": ("tensor",),  # query heads
+    "kv_heads": ("tensor",),  # key/value heads, and the query groups that share them
+    "head_width": (),
+    "mlp": ("tensor",),
+    "position": (),
+    "block": (),  # stacked blocks
+}
+
+
+def mesh_axes(name: str | None) -> tuple[str, ...]:
+    """The mesh axes of one logical axis. An undeclared name is an error."""
+    if name is None:
+        return ()
+    if name not in RULES:
+        raise KeyError(f"logical axis {name!r} has no row in transformer/parallel/rules.py")
+    return RULES[name]
+
+
+def spec(*names: str | None) -> PartitionSpec | None:
+    """The layout of an array whose dimensions have these logical names; None where no mesh is set.
+
+    Raises ValueError where two dimensions would land on one mesh axis.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return None
+    axes = [mesh_axes(name) for name in names]
+    used = [axis for group in axes for axis in group]
+    if len(used) != len(set(used)):
+        raise ValueError(f"logical axes {names} put one mesh axis on two dimensions: {axes}")
+    return PartitionSpec(*(group if len(group) > 1 else group[0] if group else None for group in axes))
+
+
+def put(x: jax.Array, *names: str | None) -> jax.Array:
+    """``x`` laid out by logical names; unchanged where no mesh is set."""
+    layout = spec(*names)
+    return x if layout is None else jax.reshard(x, layout)
+
+
+def shards(name: str, mesh_sizes: dict[str, int]) -> int:
+    """Into how many parts a dimension of this logical name is cut."""
+    count = 1
+    for axis in mesh_axes(name):
+        count *= mesh_sizes[axis]
+    return count
+
+
+def check_divides(what: str, shape: tuple[int, ...], axes: tuple[str, ...], mesh_sizes: dict[str, int]) -> None:
+    """UserError naming array, axis and sizes where a dimension cannot be cut evenly."""
+    for size, name in zip(shape, axes, strict=True):
+        parts = shards(name, mesh_sizes)
+        if size % parts:
+            where = " x ".join(f"mesh.{axis}={mesh_sizes[axis]}" for axis in mesh_axes(name))
+            raise UserError(f"{what}: {name} of {size} does not divide over {where}")

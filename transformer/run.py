@@ -1,0 +1,131 @@
+"""A run on disk: one directory, everything in it readable. See docs/architecture.md for the files."""
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from transformer.config import Experiment
+from transformer.data import tokenizer as tokenizers
+from transformer.data.tokenizer import Tokenizer
+from transformer.errors import UserError
+from transformer.parallel.mesh import Mesh
+from transformer.settings import from_dict, leaves, to_dict
+from transformer.training.checkpoint import restore_params
+
+CONFIG, PROVENANCE, CHECKPOINTS = "config.json", "provenance.json", "checkpoints"
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "sentencepiece")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a run's directory says: its settings and its tokenizer. Weights are read when asked for."""
+
+    directory: Path
+    experiment: Experiment
+    tokenizer: Tokenizer
+
+    def on_one_device(self) -> "Run":
+        """The same run with a mesh of ones, for sampling and measuring where it was not trained."""
+        return dataclasses.replace(self, experiment=dataclasses.replace(self.experiment, mesh=Mesh()))
+
+    def params(self, which: str = "newest") -> tuple[Any, int]:
+        """The weights of a checkpoint ("newest", "best" or a step) on the mesh that is set, and its step."""
+        return restore_params(self.directory / CHECKPOINTS, self.experiment, which)
+
+
+def open_run(directory: Path) -> Run:
+    """Read a run. UserError where the directory is none."""
+    experiment = read_config(directory)
+    return Run(directory, experiment, tokenizers.load(experiment.tokenizer, directory))
+
+
+def read_config(directory: Path) -> Experiment:
+    file = directory / CONFIG
+    if not file.is_file():
+        raise UserError(f"{directory}: is not a run's directory (it has no {CONFIG})")
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file}: is not JSON: {error}") from error
+    return from_dict(Experiment, data)
+
+
+def claim(directory: Path, experiment: Experiment) -> bool:
+    """Make ``directory`` this experiment's, or find that it is already; True where it was.
+
+    UserError where it holds a run of other settings (the differences are listed) or other files.
+    """
+    if not (directory / CONFIG).is_file():
+        if directory.exists() and not directory.is_dir():
+            raise UserError(f"--workdir: {directory} is a file")
+        if directory.is_dir() and any(directory.iterdir()):
+            raise UserError(f"--workdir: {directory} is not empty and holds no run; choose another directory")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_json(directory / CONFIG, to_dict(experiment))
+        except OSError as error:
+            raise UserError(f"--workdir: cannot write to {directory}: {error.strerror}") from error
+        return False
+    old, new = leaves(read_config(directory)), leaves(experiment)
+    differences = [
+        f"{name} was {old.get(name, 'absent')!r}, now {new.get(name, 'absent')!r}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    if differences:
+        raise UserError(
+            f"--workdir: {directory} holds a run of another configuration: {'; '.join(differences)}; "
+            "choose another directory, or the same settings to go on"
+        )
+    return True
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Written whole or not at all."""
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    fresh.replace(path)
+
+
+def provenance(argv: list[str], **more: Any) -> dict[str, Any]:
+    """Where a result comes from: command, code, versions, devices, host, time."""
+    devices = jax.devices()
+    return {
+        "command": argv,
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted": _git("diff", "HEAD"),
+        "python": sys.version.split()[0],
+        "versions": {name: metadata.version(name) for name in LIBRARIES},
+        "devices": [f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"],
+        "host": platform.node(),
+        "machine": f"{platform.machine()}, {platform.system()} {platform.release()}",
+        "cores": _cores(),
+        "start": now(),
+    } | more
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _git(*words: str) -> str | None:
+    """What git says about this project's own checkout; None where it is not one."""
+    here = Path(__file__).parent
+    try:
+        top = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return top.stdout.strip()

@@ -1,0 +1,221 @@
+"""The training loop: what happens around the pure step, in order, on the host."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from transformer import run as runs
+from transformer.analysis.cost import training_flops
+from transformer.analysis.evaluate import evaluate, total
+from transformer.analysis.machine import matmul_rate, peak_memory
+from transformer.config import Experiment
+from transformer.data.documents import Documents, token_sizes
+from transformer.data.loader import Loader
+from transformer.data.prepare import Prepared, prepare
+from transformer.errors import UserError
+from transformer.parallel.mesh import make_mesh
+from transformer.parallel.rules import spec
+from transformer.stopping import Stop, deferred
+from transformer.training.checkpoint import Checkpoints
+from transformer.training.metrics import Records
+from transformer.training.progress import Progress
+from transformer.training.state import State, init_params, init_state
+from transformer.training.step import Metrics, train_step
+
+Say = Callable[[str], None]
+
+
+def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], say: Say) -> State:
+    """Train, or go on with the run in ``workdir``; returns the last state.
+
+    Raises Stop after saving where a signal asked to; UserError for what the user can change;
+    FloatingPointError after ``train.max_skipped`` steps in a row without a finite loss and gradient.
+    """
+    known = runs.claim(workdir, experiment)
+    prepared = prepare(experiment.data, experiment.tokenizer, cache, say)
+    check_vocabulary(experiment, prepared)
+    prepared.tokenizer.save(workdir)
+    loader = Loader(
+        prepared.train,
+        experiment.data.weights,
+        experiment.data.seed,
+        experiment.train.batch,
+        experiment.model.context,
+    )
+    with jax.set_mesh(make_mesh(experiment.mesh)), contextlib.ExitStack() as stack:
+        checkpoints = Checkpoints(workdir / runs.CHECKPOINTS, experiment.train.keep)
+        stack.callback(checkpoints.close)
+        resume = known and checkpoints.newest is not None
+        if resume:
+            state, progress = checkpoints.restore(experiment)
+            say(f"{workdir}: going on after step {int(state.step)} of {experiment.train.steps}")
+        else:
+            state, progress = first_state(experiment), {"tokens": 0}
+        start = int(state.step)
+        records = Records(workdir, start)
+        stack.callback(records.close)
+        if start == experiment.train.steps:
+            return state
+        origin = runs.provenance(argv, data=prepared.report, content_hash=prepared.content_hash)
+        origin["tokenizer_hash"] = prepared.tokenizer.fingerprint
+        origin["resumed_at_step"] = start
+        origin["accounting"] = loader.accounting()
+        runs.write_json(workdir / runs.PROVENANCE, origin)
+        loop = Loop(experiment, workdir, prepared, loader, checkpoints, records, progress, say)
+        state = loop.run(state, start)
+        runs.write_json(workdir / runs.PROVENANCE, origin | {"end": runs.now()})
+    return state
+
+
+def check_vocabulary(experiment: Experiment, prepared: Prepared) -> None:
+    found = prepared.tokenizer.vocab_size
+    if found != experiment.vocab_size:
+        raise UserError(f"config.tokenizer: has {found} entries, the model was asked for {experiment.vocab_size}")
+
+
+def first_state(experiment: Experiment) -> State:
+    """Fresh weights, or those of the run in ``train.init_from`` with fresh moments and step 0."""
+    state = jax.jit(init_state, static_argnums=0)(experiment)
+    source = experiment.train.init_from
+    if source is None:
+        return state
+    given = runs.open_run(Path(source))
+    theirs = jax.eval_shape(lambda: init_params(given.experiment))
+    if jax.tree.map(jnp.shape, theirs) != jax.tree.map(jnp.shape, state.params):
+        raise UserError(f"config.train.init_from: the weights of {source} have other names or shapes than this model")
+    params, _ = given.params()
+    return state._replace(params=params)
+
+
+class Loop:
+    """The loop's own numbers: tokens so far, the best loss, the record that waits to be written."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        workdir: Path,
+        prepared: Prepared,
+        loader: Loader,
+        checkpoints: Checkpoints,
+        records: Records,
+        progress: dict[str, Any],
+        say: Say,
+    ):
+        self.experiment, self.workdir, self.prepared = experiment, workdir, prepared
+        self.loader, self.checkpoints, self.records = loader, checkpoints, records
+        self.numbers, self.say = progress, say
+        self.documents = Documents(prepared.validation, prepared.tokenizer.end_id)
+        self.token_bytes = token_sizes(prepared.tokenizer)
+        self.skipped_in_a_row = 0
+        self.display = Progress(experiment, say)
+
+    def run(self, state: State, start: int) -> State:
+        """Steps ``start`` to the last. The metrics of a step are read after the next one was dispatched."""
+        train = self.experiment.train
+        step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
+        mesh = jax.sharding.get_mesh()
+        layout = NamedSharding(mesh, spec("batch", "time") or PartitionSpec())
+        pending: tuple[int, Metrics] | None = None
+        with self.loader.iterate(start) as batches, deferred() as asked, self.tracing() as trace:
+            for done in range(start + 1, train.steps + 1):
+                trace(done)
+                batch = jax.device_put(next(batches), layout)
+                state, metrics = step(self.experiment, state, batch)
+                if pending is not None:
+                    self.record(*pending)
+                pending = done, metrics
+                last = done == train.steps or asked.signal is not None
+                evaluating = done % train.eval_every == 0 or done == train.steps
+                if last or evaluating or done % train.checkpoint_every == 0:
+                    self.record(*pending)
+                    pending = None
+                if evaluating:
+                    self.evaluate(state.params, done)
+                if last or done % train.checkpoint_every == 0:
+                    self.checkpoints.save(state, self.numbers)
+                if asked.signal is not None:
+                    break
+        self.checkpoints.wait()
+        if asked.signal is not None:
+            self.say(f"{self.workdir}: saved after step {done}; the same command goes on from there")
+            raise Stop(asked.signal)
+        return state
+
+    def record(self, step: int, metrics: Metrics) -> None:
+        """Wait for a step's metrics; count its tokens; write it down and show it where it is due."""
+        train = self.experiment.train
+        read = {name: float(value) for name, value in metrics._asdict().items()}
+        tokens, skipped = int(read.pop("tokens")), int(read.pop("skipped"))
+        new = skipped - self.numbers.get("skipped", 0)
+        self.numbers["skipped"] = skipped
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if new else 0
+        self.numbers["tokens"] += 0 if new else tokens
+        timing = self.display.step(step, tokens)
+        if new:
+            self.say(f"step {step}: loss or gradient is not finite (or no token has weight); the update is skipped")
+        if step % train.log_every == 0 or step in (1, train.steps) or new:
+            record = {"step": step, "tokens": self.numbers["tokens"], **read, "skipped": skipped}
+            self.records.write("metrics", record)
+            self.display.show(step, read["loss"])
+            if timing is not None:
+                rate = timing["tokens_per_second"]
+                peak = matmul_rate(self.experiment.model.dtype) * jax.sharding.get_mesh().size
+                mfu = rate * training_flops(self.experiment) / peak
+                self.records.write("timing", {"step": step, **timing, "mfu": mfu, "memory": peak_memory()})
+        if self.skipped_in_a_row >= train.max_skipped:
+            raise FloatingPointError(f"stopped at step {step}: {train.max_skipped} steps in a row were skipped")
+
+    def evaluate(self, params: Any, step: int) -> None:
+        """Measure on the fixed windows of the validation split and write it down."""
+        train, context = self.experiment.train, self.experiment.model.context
+        with self.display.paused():
+            scores = evaluate(
+                self.experiment,
+                params,
+                self.documents,
+                self.token_bytes,
+                stride=max(1, context // 2),
+                rows=train.batch // train.accumulate,
+                count=train.eval_windows,
+            )
+        report = total(scores).report()
+        self.numbers["eval_loss"] = report["loss"]
+        self.numbers["best_eval_loss"] = min(report["loss"], self.numbers.get("best_eval_loss", math.inf))
+        record = {"step": step, "eval_loss": report["loss"]}
+        record |= {name: report[name] for name in ("perplexity", "bits_per_byte", "accuracy")}
+        self.records.write("metrics", record | {"eval_tokens": report["tokens"], "eval_bytes": report["bytes"]})
+        self.display.say_line(
+            f"step {step}: validation loss {report['loss']:.4f}, perplexity {report['perplexity']:.2f}, "
+            f"{report['bits_per_byte']:.4f} bits per byte"
+        )
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[Callable[[int], None]]:
+        """Start and stop the profiler around the steps of ``train.profile``."""
+        profile, running = self.experiment.train.profile, False
+
+        def at(step: int) -> None:
+            nonlocal running
+            if profile and step == profile[0] and not running:
+                jax.profiler.start_trace(str(self.workdir / "profile"))
+                running = True
+            elif running and step == profile[1] + 1:
+                stop()
+
+        def stop() -> None:
+            nonlocal running
+            jax.profiler.stop_trace()
+            running = False
+            self.say(f"{self.workdir / 'profile'}: trace of steps {profile[0]} to {profile[1]}")
+
+        try:
+            yield at
+        finally:
+            if running:
+                stop()

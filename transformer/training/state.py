@@ -1,0 +1,57 @@
+"""What a training step reads and writes: nothing but this is carried from step to step."""
+
+import functools
+import zlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from transformer.config import Experiment
+from transformer.model.masks import causal
+from transformer.model.transformer import Transformer
+from transformer.parallel import rules
+from transformer.parallel.mesh import sizes
+from transformer.training.optimizer import make_optimizer
+
+
+class State(NamedTuple):
+    """Random keys are not here: they are derived from (seed, name, step)."""
+
+    step: jax.Array  # int32, steps begun; a skipped one keeps its place in data and schedule
+    skipped: jax.Array  # int32, steps whose update was not applied
+    params: Any
+    opt_state: Any
+
+
+def key(seed: int | jax.Array, name: str, step: jax.Array | int = 0) -> jax.Array:
+    """A random key for one purpose at one step."""
+    named = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
+    return jax.random.fold_in(named, step)
+
+
+def init_params(experiment: Experiment, everything: bool = False) -> Any:
+    """Initial weights as a tree, from ``train.seed``; with ``everything`` also their declarations."""
+    model = Transformer(experiment.model, experiment.vocab_size)
+    rows = rules.shards("batch", sizes(experiment.mesh))
+    index = rules.put(jnp.zeros((rows, 1), jnp.int32), "batch", "time")
+    variables = model.init(key(experiment.train.seed, "params"), index, index, causal(1))
+    return variables if everything else variables["params"]
+
+
+@functools.cache
+def declarations(experiment: Experiment) -> Any:
+    """Every weight's declaration, in the tree of the parameters. Nothing is computed."""
+    return jax.eval_shape(lambda: init_params(experiment, everything=True))["declarations"]
+
+
+def optimizer(experiment: Experiment) -> Any:
+    train = experiment.train
+    return make_optimizer(train.optimizer, train.weight_decay, declarations(experiment))
+
+
+def init_state(experiment: Experiment) -> State:
+    """The state before the first step."""
+    params = init_params(experiment)
+    zero = jnp.zeros((), jnp.int32)
+    return State(step=zero, skipped=zero, params=params, opt_state=optimizer(experiment).init(params))

@@ -1,0 +1,105 @@
+"""One training step: a pure function of the state and a batch.
+
+B rows, T positions, A parts of a batch.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from transformer.config import Experiment
+from transformer.model.masks import causal
+from transformer.model.transformer import Transformer
+from transformer.training.loss import Sums, token_sums
+from transformer.training.schedule import learning_rate
+from transformer.training.state import State, key, optimizer
+
+
+class Metrics(NamedTuple):
+    """Of one step, each a scalar. Means are over the step's target tokens."""
+
+    loss: jax.Array  # nats per token, cross-entropy alone
+    accuracy: jax.Array
+    tokens: jax.Array  # target tokens trained
+    learning_rate: jax.Array
+    grad_norm: jax.Array  # of the whole gradient, before clipping
+    skipped: jax.Array  # steps skipped so far
+
+
+def train_step(experiment: Experiment, state: State, batch: Any) -> tuple[State, Metrics]:
+    """The state after one update on ``batch`` (a data.loader.Batch), and what was measured.
+
+    Where the loss or the gradient is not finite, or no target has weight, parameters and moments
+    stay as they were, bit for bit, and the step is counted as skipped.
+    """
+    train = experiment.train
+    sums, gradients = sum_gradients(experiment, state, batch)
+    tokens = jnp.maximum(sums.tokens, 1.0)
+    gradients = jax.tree.map(lambda g: g / tokens, gradients)
+    norm = optax.tree.norm(gradients)
+    if train.clip is not None:
+        factor = jnp.minimum(1.0, train.clip / jnp.maximum(norm, 1e-12))
+        gradients = jax.tree.map(lambda g: g * factor, gradients)
+
+    rate = learning_rate(train.schedule, train.learning_rate, train.warmup, train.steps, state.step)
+    directions, opt_state = optimizer(experiment).update(gradients, state.opt_state, state.params)
+    params = jax.tree.map(lambda p, d: p - rate * d, state.params, directions)
+
+    good = jnp.isfinite(sums.objective) & jnp.isfinite(norm) & (sums.tokens > 0)
+    params, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(good, new, old), (params, opt_state), (state.params, state.opt_state)
+    )
+    new = State(step=state.step + 1, skipped=state.skipped + jnp.int32(~good), params=params, opt_state=opt_state)
+    metrics = Metrics(
+        loss=sums.loss / tokens,
+        accuracy=sums.correct / tokens,
+        tokens=sums.tokens,
+        learning_rate=rate,
+        grad_norm=norm,
+        skipped=new.skipped,
+    )
+    return new, metrics
+
+
+def sum_gradients(experiment: Experiment, state: State, batch: Any) -> tuple[Sums, Any]:
+    """Loss sums of the whole batch, and the gradient of the summed objective, float32.
+
+    With ``train.accumulate`` the batch is worked through in parts and the sums are added up: the
+    division by the token count comes later, once, so parts with few tokens weigh little.
+    """
+    parts = experiment.train.accumulate
+    if parts == 1:
+        return part_gradients(experiment, state, batch, 0)
+    total: Any = None
+    for i in range(parts):
+        # Row r goes to part r % A: on a mesh every device keeps its own rows.
+        part = jax.tree.map(lambda x: x.reshape(-1, parts, x.shape[-1])[:, i], batch)  # noqa: B023
+        sums = part_gradients(experiment, state, part, i)
+        total = sums if total is None else jax.tree.map(jnp.add, total, sums)
+    return total
+
+
+def part_gradients(experiment: Experiment, state: State, batch: Any, part: int) -> tuple[Sums, Any]:
+    """``sum_gradients`` of one part of a batch."""
+    train, model_config = experiment.train, experiment.model
+    model = Transformer(model_config, experiment.vocab_size, train=True)
+    drop = jax.random.fold_in(key(train.seed, "dropout", state.step), part)
+    mask = causal(model_config.context, batch.segments_BT)
+
+    def objective(params: Any) -> tuple[jax.Array, Sums]:
+        logits_BTV, _ = model.apply(
+            {"params": params}, batch.tokens_BT, batch.positions_BT, mask, rngs={"dropout": drop}
+        )
+        sums = token_sums(
+            logits_BTV,
+            batch.targets_BT,
+            batch.weights_BT,
+            z_loss=train.z_loss,
+            label_smoothing=train.label_smoothing,
+        )
+        return sums.objective, sums
+
+    gradients, sums = jax.grad(objective, has_aux=True)(state.params)
+    return sums, gradients
