@@ -85,20 +85,44 @@ def test_rows_are_the_permuted_stream_cut_every_context_tokens(make_store: MakeS
         order = permute(np.arange(7), 7, 3, epoch)
         stream = [token for p in order.tolist() for token in pieces[p]]
         batch = epoch_of(packing, epoch)
-        for r in range(packing.rows_per_epoch):
-            window = (stream[r * 4 : r * 4 + 5] + [0] * 5)[:5]
-            assert batch.tokens_BT[r].tolist() == window[:-1] and batch.targets_BT[r].tolist() == window[1:]
+        windows = [(stream[r * 4 : r * 4 + 5] + [0] * 5)[:5] for r in range(packing.rows_per_epoch)]
+        rows = np.concatenate([batch.tokens_BT, batch.targets_BT[:, -1:]], axis=1).tolist()
+        assert sorted(rows) == sorted(windows) and rows[-1] == windows[-1], "shuffled rows, the last one in its place"
+        assert rows != windows
+
+
+@RELAXED
+@given(lengths=st.lists(st.integers(2, 30), min_size=8, max_size=60), context=st.integers(1, 20), seed=st.integers(0, 9))
+def test_groups_end_at_the_same_text_whatever_the_context(
+    make_store: MakeStore, lengths: list[int], context: int, seed: int
+) -> None:
+    """Rows are shuffled within groups alone: up to a group's end every context has read the same text."""
+    pieces = numbered(lengths)
+    store = make_store(pieces, 10_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformer.data.packing.GROUP_BYTES", store.source_bytes // 4)
+        packing = Packing(store, context, seed)
+        order, starts, rows_G = packing.order(0)
+        assert len(rows_G) == 4 + 2 and (np.diff(rows_G) >= 0).all() and rows_G[0] == 0
+        stream = [token for p in order.tolist() for token in pieces[p]]
+        place = {token: i for i, token in enumerate(stream)}
+        batch = epoch_of(packing)
+        for first, after in zip(rows_G, rows_G[1:], strict=False):
+            read = sorted(place[t] for t in batch.tokens_BT[first:after][batch.segments_BT[first:after] > 0].tolist())
+            assert read == list(range(first * context, min(after * context, len(stream))))
+            if len(read) > 1 and after < packing.rows_per_epoch - 1:  # the group begins where a piece does, to a row
+                assert min(abs(int(after) * context - starts)) < context
 
 
 def test_D07_documents_of_10_to_19_tokens_in_rows_of_7(make_store: MakeStore) -> None:
     pieces = numbered(list(range(10, 20)))
     batch = epoch_of(Packing(make_store(pieces, 1000), 7, seed=0))
+    trained = batch.weights_BT > 0
+    followed = dict(zip(batch.tokens_BT[trained].tolist(), batch.targets_BT[trained].tolist(), strict=True))
     seen = batch.tokens_BT[batch.segments_BT > 0]
     assert len(set(seen.tolist())) == len(seen) and set(batch.targets_BT[-1].tolist()) | set(seen) >= set(range(145))
     for piece in pieces:
-        places = [np.flatnonzero(seen == t) for t in piece]
-        order = [int(p[0]) for p in places if p.size]
-        assert order == sorted(order), "order within a document is kept"
+        assert [followed[t] for t in piece[:-1]] == piece[1:], "order within a document is kept"
 
 
 def test_D04_the_pad_value_never_matters(make_store: MakeStore) -> None:

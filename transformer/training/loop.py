@@ -16,7 +16,7 @@ from transformer.analysis.evaluate import evaluate, total
 from transformer.analysis.machine import matmul_rate, peak_memory
 from transformer.config import Experiment
 from transformer.data.documents import Documents, token_sizes
-from transformer.data.loader import Loader
+from transformer.data.loader import Batch, Loader
 from transformer.data.prepare import Prepared, prepare
 from transformer.errors import UserError
 from transformer.parallel.mesh import make_mesh
@@ -93,6 +93,12 @@ def first_state(experiment: Experiment) -> State:
     return state._replace(params=params)
 
 
+def place(batch: Batch) -> Batch:
+    """A batch of this machine's memory onto the devices of the mesh that is set, rows over its batch axes."""
+    layout = NamedSharding(jax.sharding.get_mesh(), spec("batch", "time") or PartitionSpec())
+    return jax.device_put(batch, layout)
+
+
 class Loop:
     """The loop's own numbers: tokens so far, the best loss, the record that waits to be written."""
 
@@ -119,14 +125,11 @@ class Loop:
         """Steps ``start`` to the last. The metrics of a step are read after the next one was dispatched."""
         train = self.experiment.train
         step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
-        mesh = jax.sharding.get_mesh()
-        layout = NamedSharding(mesh, spec("batch", "time") or PartitionSpec())
         pending: tuple[int, Metrics] | None = None
         with self.loader.iterate(start) as batches, deferred() as asked, self.tracing() as trace:
             for done in range(start + 1, train.steps + 1):
                 trace(done)
-                batch = jax.device_put(next(batches), layout)
-                state, metrics = step(self.experiment, state, batch)
+                state, metrics = step(self.experiment, state, place(next(batches)))
                 if pending is not None:
                     self.record(*pending)
                 pending = done, metrics
