@@ -5,6 +5,7 @@
 
 import importlib
 import json
+import math
 import os
 import sys
 import traceback
@@ -64,11 +65,13 @@ def say(line: str) -> None:
 
 def main(commands: dict[str, str], argv: Sequence[str]) -> int:
     """Run ``argv`` (without the program's name); ``commands`` maps each name to its module. Returns the exit status."""
-    debug = "--debug" in argv
+    debug = any(word in argv for word in ("--debug", "--debug=true", "-debug"))
     stopping.install()
     logging.set_verbosity(logging.ERROR)  # Orbax tells much that is not the user's business
     try:
-        return _dispatch(commands, list(argv))
+        status = _dispatch(commands, list(argv))
+        sys.stdout.flush()  # here, where a reader that left is noticed and quiet
+        return status
     except UserError as error:
         if debug:
             traceback.print_exc()
@@ -120,11 +123,19 @@ def _dispatch(commands: dict[str, str], argv: list[str]) -> int:
         raise UserError(f"{PREFIX}{next(iter(changes))}: {name} takes no settings, the run has its own")
     result, text = command.run(Args(values, changes, [*argv]))
     if values.json:
-        print(json.dumps(result))
+        print(json.dumps(finite(result), allow_nan=False))
     elif text:
         print(text)
-    sys.stdout.flush()
     return 0
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinities and no NaN: they are written as null."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -4,9 +4,9 @@ An experiment file is Python with ``get_config() -> Experiment``. From the comma
 is changed by its dotted name, ``--config.model.depth=12``; the machinery is `transformer.settings`.
 """
 
-import importlib.util
 from collections.abc import Callable, Collection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from transformer.data.prepare import Data
@@ -59,19 +59,20 @@ def call_file(path: str, function: str) -> Any:
     if not file.is_file():
         beside = [str(p) for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
         raise UserError(f"--config: there is no file {path}{did_you_mean(path, beside)}")
-    module_spec = importlib.util.spec_from_file_location(f"experiment_{file.stem}", file)
-    if module_spec is None or module_spec.loader is None:
+    if file.suffix != ".py":
         raise UserError(f"--config: {path} is not a Python file (its name must end in .py)")
-    module = importlib.util.module_from_spec(module_spec)
+    module = ModuleType(f"experiment_{file.stem}")
+    module.__file__ = path
     try:
-        module_spec.loader.exec_module(module)
+        # Not imported: that keeps bytecode, which a file of the same size written in the same second gets too.
+        exec(compile(file.read_bytes(), path, "exec"), module.__dict__)
         found = getattr(module, function, None)
         if found is None:
             raise UserError(f"{path}: has no {function}()")
         return found()
     except UserError:
         raise
-    except Exception as error:  # whatever a user's file does wrong is theirs to read in one line
+    except (Exception, SystemExit) as error:  # whatever a user's file does wrong is theirs to read in one line
         raise UserError(f"{path}: {type(error).__name__}: {error}") from error
 
 
@@ -95,7 +96,12 @@ def check(experiment: Experiment, given: Collection[str] = ()) -> None:
 
         for path, w in declared_leaves(declarations(e)).items():
             rules.check_divides(f"config.mesh: weight {path} of shape {w.shape}", w.shape, w.axes, by_axis)
-    found, usual = leaves(e), leaves(Experiment())
+    for name, seed in (("train.seed", e.train.seed), ("data.seed", e.data.seed)):
+        if not 0 <= seed < 1 << 32:  # JAX drops the bits above, so two seeds would be one
+            raise UserError(f"config.{name}: {seed} is not between 0 and {(1 << 32) - 1}")
+    found = leaves(e)
+    # What each setting has where nobody set it: the defaults of the tags that were chosen.
+    usual = leaves(override(Experiment(), {name: tag for name, tag in found.items() if name.endswith(".kind")}))
     for name, (alive, reason) in INERT.items():
         if name in found and not alive(e) and (name in given or found[name] != usual.get(name, found[name])):
             raise UserError(f"config.{name}: {found[name]!r} has no effect here: {reason}; leave it out")

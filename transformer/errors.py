@@ -7,6 +7,9 @@ from collections.abc import Iterable
 class UserError(Exception):
     """Wrong input. The command line prints its one line and leaves with status 2."""
 
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.splitlines()))  # names and messages that it quotes may have several
+
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """' (did you mean ...?)' with the nearest choice, or the list of choices where none is near."""

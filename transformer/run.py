@@ -59,8 +59,8 @@ def read_config(directory: Path) -> Experiment:
     return from_dict(Experiment, data)
 
 
-def claim(directory: Path, experiment: Experiment) -> bool:
-    """Make ``directory`` this experiment's, or find that it is already; True where it was.
+def is_ours(directory: Path, experiment: Experiment) -> bool:
+    """Whether ``directory`` holds this experiment's run; False where it is free. Nothing is written.
 
     UserError where it holds a run of other settings (the differences are listed) or other files.
     """
@@ -69,11 +69,6 @@ def claim(directory: Path, experiment: Experiment) -> bool:
             raise UserError(f"--workdir: {directory} is a file")
         if directory.is_dir() and any(directory.iterdir()):
             raise UserError(f"--workdir: {directory} is not empty and holds no run; choose another directory")
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            write_json(directory / CONFIG, to_dict(experiment))
-        except OSError as error:
-            raise UserError(f"--workdir: cannot write to {directory}: {error.strerror}") from error
         return False
     old, new = leaves(read_config(directory)), leaves(experiment)
     differences = [
@@ -87,6 +82,15 @@ def claim(directory: Path, experiment: Experiment) -> bool:
             "choose another directory, or the same settings to go on"
         )
     return True
+
+
+def claim(directory: Path, experiment: Experiment) -> None:
+    """Make a free ``directory`` this experiment's. UserError where it cannot be written to."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / CONFIG, to_dict(experiment))
+    except OSError as error:
+        raise UserError(f"--workdir: cannot write to {directory}: {error.strerror}") from error
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -111,6 +115,16 @@ def provenance(argv: list[str], **more: Any) -> dict[str, Any]:
         "cores": _cores(),
         "start": now(),
     } | more
+
+
+def earlier(directory: Path) -> list[dict[str, Any]]:
+    """The starts of a run before this one, oldest first: when, where, with which code, from which step."""
+    file = directory / PROVENANCE
+    if not file.is_file():
+        return []
+    last = json.loads(file.read_text(encoding="utf-8"))
+    kept = ("start", "end", "resumed_at_step", "host", "commit", "versions")
+    return [*last.get("earlier", []), {name: last[name] for name in kept if name in last}]
 
 
 def now() -> str:

@@ -20,6 +20,7 @@ from transformer.errors import UserError, did_you_mean
 
 T = TypeVar("T")
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_LARGEST = 1 << 63  # whole numbers fit into 64 bits
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -70,7 +71,9 @@ def override(tree: T, changes: Mapping[str, Any], path: str = "config") -> T:
     known = hints(cls)
     groups: dict[str, dict[str, Any]] = {}
     for dotted, value in changes.items():
-        head, _, rest = dotted.partition(".")
+        head, dot, rest = dotted.partition(".")
+        if dot and not rest:
+            raise UserError(f"{path}.{dotted}: ends with a dot, where a name is missing")
         if head not in known:
             owner = tag_of(cls)
             raise UserError(f"{path}.{head}: {owner} has no such setting{did_you_mean(head, known)}")
@@ -85,6 +88,8 @@ def override(tree: T, changes: Mapping[str, Any], path: str = "config") -> T:
             new[head] = parse(group[""], hint, where)
             continue
         record = old
+        if _is_union(hint) and "" in group and "kind" in group:
+            raise UserError(f"{where}: is given twice, as {where} and as {where}.kind")
         for spelling in ("", "kind"):
             if spelling == "kind" and (not _is_union(hint) or "kind" in hints(type(record))):
                 break
@@ -136,7 +141,7 @@ def parse(value: Any, hint: Any, where: str) -> Any:
         return value
     number = _number(value)
     if hint is int:
-        if number is None or not float(number).is_integer():
+        if number is None or abs(number) >= _LARGEST or not float(number).is_integer():
             raise _wrong(value, "a whole number", where)
         return int(number)
     assert hint is float, f"{where}: settings cannot have the type {hint}"
@@ -149,13 +154,13 @@ def _number(value: Any) -> int | float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
-        return value
+        return value if abs(value) < _LARGEST else None
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if not isinstance(value, str) or not _NUMBER.fullmatch(value):
         return None
     digits = value.replace("_", "")
-    return int(digits) if re.fullmatch(r"[+-]?\d+", digits) else _finite(float(digits))
+    return int(digits) if re.fullmatch(r"[+-]?\d{1,19}", digits) else _finite(float(digits))
 
 
 def _finite(number: float) -> float | None:
@@ -163,7 +168,8 @@ def _finite(number: float) -> float | None:
 
 
 def _wrong(value: Any, wanted: str, where: str) -> UserError:
-    return UserError(f"{where}: {value!r} is not {wanted}")
+    huge = isinstance(value, int) and value.bit_length() > 64  # Python does not even print the largest ones
+    return UserError(f"{where}: {'a number that large' if huge else repr(value)} is not {wanted}")
 
 
 def _is_union(hint: Any) -> bool:
@@ -199,7 +205,10 @@ def to_dict(tree: Any) -> dict[str, Any]:
 
 
 def from_dict(cls: type[T], data: Any, path: str = "config") -> T:
-    """The inverse of ``to_dict``. Every name must be known and every value of the right type."""
+    """The inverse of ``to_dict``. Every name must be known and every value of the right type.
+
+    A missing name has its default: a setting that is added later must default to what was done before it.
+    """
     if not isinstance(data, dict):
         raise UserError(f"{path}: expected a group of settings, found {data!r}")
     known = hints(cls)
@@ -214,13 +223,10 @@ def from_dict(cls: type[T], data: Any, path: str = "config") -> T:
             continue
         inner = next(iter(choices.values()))
         if _is_union(hint):
-            if not isinstance(value, dict) or value.get("kind") not in choices:
+            if not isinstance(value, dict) or str(value.get("kind")) not in choices:
                 raise UserError(f"{where}: {value!r} needs a kind, one of: {', '.join(choices)}")
-            inner, value = choices[value["kind"]], {k: v for k, v in value.items() if k != "kind"}
+            inner, value = choices[str(value["kind"])], {k: v for k, v in value.items() if k != "kind"}
         values[name] = from_dict(inner, value, where)
-    missing = known.keys() - values.keys()
-    if missing:
-        raise UserError(f"{path}: these settings are missing: {', '.join(sorted(missing))}")
     return cls(**values)
 
 

@@ -182,7 +182,10 @@ def test_hash_sees_values_types_and_shapes(loader: Loader) -> None:
     changed[3, 2] += 1
     assert batch_hash(batch) == batch_hash(loader.batch_at(0))
     assert batch_hash(batch) != batch_hash(batch._replace(targets_BT=changed))
-    assert batch_hash(batch) != batch_hash(batch._replace(weights_BT=batch.weights_BT.astype(np.float64)))
+    as_bits = batch.weights_BT.view(np.int32)
+    assert batch_hash(batch) != batch_hash(batch._replace(weights_BT=as_bits)), "same bytes, another type"
+    flat = batch.tokens_BT.reshape(-1)
+    assert batch_hash(batch) != batch_hash(batch._replace(tokens_BT=flat)), "same bytes, another shape"
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

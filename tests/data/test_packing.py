@@ -1,5 +1,6 @@
 """Packing: every token once, nothing mixed, all of it counted."""
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -92,22 +93,27 @@ def test_rows_are_the_permuted_stream_cut_every_context_tokens(make_store: MakeS
 
 
 @RELAXED
-@given(lengths=st.lists(st.integers(2, 30), min_size=8, max_size=60), context=st.integers(1, 20), seed=st.integers(0, 9))
+@given(
+    lengths=st.lists(st.integers(2, 30), min_size=8, max_size=60), context=st.integers(1, 20), seed=st.integers(0, 9)
+)
 def test_groups_end_at_the_same_text_whatever_the_context(
     make_store: MakeStore, lengths: list[int], context: int, seed: int
 ) -> None:
     """Rows are shuffled within groups alone: up to a group's end every context has read the same text."""
+    if sum(lengths) < context + 1:
+        return
     pieces = numbered(lengths)
     store = make_store(pieces, 10_000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("transformer.data.packing.GROUP_BYTES", store.source_bytes // 4)
         packing = Packing(store, context, seed)
         order, starts, rows_G = packing.order(0)
-        assert len(rows_G) == 4 + 2 and (np.diff(rows_G) >= 0).all() and rows_G[0] == 0
+        groups = round(store.source_bytes / (store.source_bytes // 4))
+        assert len(rows_G) == groups + 2 and (np.diff(rows_G) >= 0).all() and rows_G[0] == 0
         stream = [token for p in order.tolist() for token in pieces[p]]
         place = {token: i for i, token in enumerate(stream)}
         batch = epoch_of(packing)
-        for first, after in zip(rows_G, rows_G[1:], strict=False):
+        for first, after in itertools.pairwise(rows_G):
             read = sorted(place[t] for t in batch.tokens_BT[first:after][batch.segments_BT[first:after] > 0].tolist())
             assert read == list(range(first * context, min(after * context, len(stream))))
             if len(read) > 1 and after < packing.rows_per_epoch - 1:  # the group begins where a piece does, to a row

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,21 @@ def test_every_tokenizer_and_context_reads_the_same_text_in_the_same_order(folde
     assert text_of(made[0]) == text_of(made[1]) == text_of(made[2])
     orders = [Loader(p.train, (), 5, 4, c).packings[0].order(2)[0] for p, c in zip(made, (16, 32, 64), strict=True)]
     assert all((order == orders[0]).all() for order in orders)
+
+
+def test_the_tokenizer_is_trained_on_the_training_split_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = prepare_module.tokenizer_training.train, []
+
+    def spy(config: Bpe, texts: Iterator[str], size: int) -> object:
+        seen.extend(texts)
+        assert sum(map(len, seen)) == size
+        return real(config, seen, size)
+
+    monkeypatch.setattr(prepare_module.tokenizer_training, "train", spy)
+    prepared = prepare(Data(source=str(folder), piece_bytes=256), Bpe(vocab_size=290), tmp_path / "cache")
+    assert [text.encode() for text in seen] == pieces_of(prepared.train[0], prepared)
 
 
 def test_the_second_call_comes_from_the_cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

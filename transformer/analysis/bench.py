@@ -40,7 +40,7 @@ def bench(experiment: Experiment, say: Callable[[str], None]) -> dict[str, Any]:
     rate = training["flops"] / training["seconds_per_step"]
     training |= {"mfu": rate / limits["matmul_flops"] / jax.sharding.get_mesh().size}
     loading["share_of_step"] = loading["seconds_per_batch"] / training["seconds_per_step"]
-    generation = {}
+    generation: dict[str, Any] = {}
     for rows in (1, 8):
         for use_cache in (True, False):
             say(f"measuring generation, {rows} rows, {'with' if use_cache else 'without'} the cache")

@@ -26,6 +26,9 @@ from transformer.parallel.rules import put
 from transformer.training.loss import cross_entropy
 
 
+TOKENS_AT_ONCE = 8192
+
+
 class Window(NamedTuple):
     """Document ``document``'s tokens from ``start``: the last ``scored`` of its ``length`` targets count."""
 
@@ -84,14 +87,15 @@ def evaluate(
     token_bytes: np.ndarray,
     *,
     stride: int,
-    rows: int = 16,
+    rows: int | None = None,
     count: int | None = None,
 ) -> list[Score]:
     """The score of every document (zeros for one that no window fell on).
 
     ``token_bytes[id]`` is how many bytes of text an id stands for. ``count`` limits the work to that many
-    windows, evenly spread.
+    windows, evenly spread; ``rows`` windows are read at once, by default some thousands of tokens.
     """
+    rows = rows or max(1, TOKENS_AT_ONCE // experiment.model.context)
     chosen = spread(windows(documents.lengths, experiment.model.context, stride), count)
     totals = np.zeros((len(documents), 4))
     for group in _groups(chosen, rows):

@@ -35,6 +35,8 @@ def texts(run: Run, source: str) -> Encoded:
     """The documents of a user's file, encoded as training text is."""
     piece_bytes = run.experiment.data.piece_bytes
     found = [b"".join(d.chunks()) for d in read_documents(source, run.experiment.data.text_field)]
+    if not any(found):
+        raise UserError(f"{source}: holds no text")
     return Encoded([encode(run.tokenizer, text, piece_bytes) for text in found])
 
 
@@ -44,7 +46,7 @@ def measure(
     """Loss, perplexity, bits per byte and accuracy over all of ``found``, with compressors beside them."""
     experiment: Experiment = run.experiment
     context = experiment.model.context
-    stride = stride or max(1, context // 2)
+    stride = max(1, context // 2) if stride is None else stride
     scores = evaluate(experiment, params, found, token_sizes(run.tokenizer), stride=stride)
     decoded = (run.tokenizer.decode_bytes(found[i][1:]) for i in range(len(found)))
     return {
@@ -56,7 +58,8 @@ def measure(
         "stride": stride,
         "documents": len(found),
         **compressed(decoded),
-        "protocol": "each token scored once from the window's tokens before it; the end of a document is not scored",
+        "protocol": "each token scored once, from the start token and the window's tokens before it; "
+        "the end of a document is not scored",
     }
 
 

@@ -55,8 +55,6 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     with jax.set_mesh(make_mesh(Mesh())):
         params, step = opened.params(f.checkpoint)
         stream = Stream(opened)
-        if streaming:
-            print(prompts[0], end="", flush=True)
         found = sample(
             opened,
             params,
@@ -67,8 +65,10 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
             use_cache=not f.no_cache,
             chunk=CHUNK if streaming else None,
         )
-        for samples in found:
+        for number, samples in enumerate(found):
             if streaming:
+                if number == 0:  # not before the prompt is known to be a good one
+                    print(prompts[0], end="")
                 print(stream.more(samples[0].ids), end="", flush=True)
     if streaming:
         print(stream.more(samples[0].ids, final=True))

@@ -47,11 +47,11 @@ def write_manifests(
                     )
         training = 0
         with open(path, "w", encoding="utf-8") as stream:
-            for record, key in zip(records(draft), keys[i], strict=True):
+            for record, is_held in zip(records(draft), np.isin(keys[i], held_out), strict=True):
                 if single:
                     record |= {"split": "cut", "cut": _cut_at(source, record, validation, piece_bytes)}
                 else:
-                    record["split"] = "validation" if np.isin(key, held_out) else "train"
+                    record["split"] = "validation" if is_held else "train"
                 training += record["split"] != "validation"
                 stream.write(json.dumps(record, ensure_ascii=False) + "\n")
         draft.unlink()

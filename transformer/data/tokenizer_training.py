@@ -17,8 +17,8 @@ LONGEST = 8 * CHUNK  # bytes: a chunk has at most 2 * CHUNK characters of at mos
 # space. Neither may enter a piece, so chunks are cut there; encoding gives both as bytes.
 _UNKNOWN = "\u2585"
 _RESERVED = re.compile(f"[{_UNKNOWN}{BLANK}]+")
-# More text than this is thinned out. Measured with 8192 entries on two busy cores: 100 MB take 0.9 GB and
-# 0.5 minutes for BPE, but 2.2 GB and 8 minutes for unigram, which needs 0.6 GB and 0.4 minutes for 25 MB.
+# More text than this is thinned out. Measured with 8192 entries on two busy cores: unigram needs 68 s and
+# 1.1 GB for 50 MB, 505 s and 2.2 GB for 100 MB; BPE 29 s and 0.9 GB for 100 MB.
 TRAINING_BYTES = 50_000_000
 # Sums in the trainer are split by thread: a fixed number gives the same model on any machine.
 THREADS = 4

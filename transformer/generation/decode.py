@@ -70,7 +70,7 @@ def continue_prompts(
     the same as alone up to rounding. Raises UserError where a prompt and its ``new`` tokens do not
     fit the context (text is never cut off to make it fit).
     """
-    check_fits(generator.experiment, prompts, new)
+    check_fits(generator.experiment, prompts, new, generator.end_id)
     longest = max(map(len, prompts))
     context = generator.experiment.model.context
     rows = _round_up(len(prompts), 1)
@@ -85,7 +85,7 @@ def continue_prompts(
     text = prefill(generator, params, tokens_BP, lengths_B, done_B, places)
     left = new
     while left:
-        text = extend(generator, params, text, limits_B, min(chunk or new, left), seed)
+        text = extend(generator, params, text, limits_B, min(chunk or new, left), np.uint32(seed))
         left -= min(chunk or new, left)
         tokens_BS, ends_B, done_B = (np.asarray(x) for x in (text.tokens_BS, text.lengths_B, text.done_B))
         if done_B.all():
@@ -104,11 +104,13 @@ def _round_up(number: int, smallest: int = SMALLEST) -> int:
     return max(smallest, 1 << (number - 1).bit_length())
 
 
-def check_fits(experiment: Experiment, prompts: Sequence[Sequence[int]], new: int) -> None:
+def check_fits(experiment: Experiment, prompts: Sequence[Sequence[int]], new: int, end_id: int) -> None:
     """UserError where prompt plus new tokens exceed the context, or an id is outside the vocabulary."""
     context = experiment.model.context
     for number, prompt in enumerate(prompts, 1):
         assert len(prompt) > 0, "a prompt has at least its start token"
+        if prompt.count(end_id) > 1:
+            raise UserError(f"prompt {number}: holds the start token {prompt.count(end_id)} times; it is added once")
         if min(prompt) < 0 or max(prompt) >= experiment.vocab_size:
             raise UserError(f"prompt {number}: holds an id outside the vocabulary of {experiment.vocab_size}")
         if len(prompt) + new > context:
@@ -149,7 +151,7 @@ def prefill(
     )
     seen = experiment.vocab_size if generator.sampling.repetition_penalty != 1.0 else 0
     ids_BP1 = jnp.where(real_BP, tokens_BP, -1)[:, :, None]
-    seen_BV = (ids_BP1 == jnp.arange(seen, dtype=jnp.int32)).any(1)
+    seen_BV = (ids_BP1 == jnp.arange(seen, dtype=jnp.int32)[None, None]).any(1)
     return Text(tokens_BS, lengths_B, done_B, _whole(logits_B1V), seen_BV, cache)
 
 
@@ -178,7 +180,7 @@ def extend(
         done_B = text.done_B | (new_B == generator.end_id) | (lengths_B >= limits_B)
         seen_BV = text.seen_BV
         if seen_BV.shape[1]:
-            seen_BV = seen_BV | (~text.done_B[:, None] & (new_B[:, None] == jnp.arange(seen_BV.shape[1])))
+            seen_BV = seen_BV | (~text.done_B[:, None] & (new_B[:, None] == jnp.arange(seen_BV.shape[1])[None]))
         logits_BV, cache = next_logits(generator, params, tokens_BS, lengths_B, new_B, place_B, text.cache)
         return count + 1, Text(tokens_BS, lengths_B, done_B, logits_BV, seen_BV, cache)
 

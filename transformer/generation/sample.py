@@ -55,6 +55,8 @@ def sample(
     check(sampling)
     if new is not None and new < 1:
         raise UserError(f"--tokens: {new} is too small, set 1 or more")
+    if not 0 <= seed < 1 << 32:
+        raise UserError(f"--seed: {seed} is not between 0 and {(1 << 32) - 1}")
     ids = encode_prompts(run, prompts)
     generator = Generator(run.experiment, sampling, run.tokenizer.end_id, use_cache)
     for found in continue_prompts(generator, params, ids, new or room(run, ids), seed, chunk):

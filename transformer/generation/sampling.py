@@ -77,7 +77,7 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     order_BV = jnp.argsort(-logits_BV, axis=-1)
     sorted_BV = jnp.take_along_axis(jax.nn.softmax(logits_BV, -1), order_BV, -1)
     before_BV = jnp.cumsum(sorted_BV, -1) - sorted_BV
-    keep_BV = (before_BV < p) | (jnp.arange(logits_BV.shape[-1]) == 0)
+    keep_BV = (before_BV < p) | (jnp.arange(logits_BV.shape[-1])[None] == 0)
     rank_BV = jnp.argsort(order_BV, axis=-1)
     return jnp.where(jnp.take_along_axis(keep_BV, rank_BV, -1), logits_BV, -jnp.inf)
 

@@ -51,7 +51,7 @@ def angles(positions_BT: jax.Array, features: int, base: float) -> jax.Array:
     In float32 whatever the compute dtype: in bfloat16 the positions 256 and 257 would be one.
     """
     frequency = base ** (-jnp.arange(0, features, 2, dtype=jnp.float32) / features)
-    return positions_BT.astype(jnp.float32)[..., None] * frequency
+    return positions_BT.astype(jnp.float32)[..., None] * frequency[None, None, :]
 
 
 def rotate(x_BTNH: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:

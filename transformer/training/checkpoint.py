@@ -55,7 +55,7 @@ class Checkpoints:
         items = ocp.args.Composite(
             params=ocp.args.StandardSave(state.params),
             optimizer=ocp.args.StandardSave(optimizer),
-            progress=ocp.args.JsonSave(progress),
+            progress=ocp.args.JsonSave(dict(progress)),  # it is written later, when the loop has counted on
         )
         metrics = {"eval_loss": float(progress.get("eval_loss", math.inf))}
         if not self._manager.save(step, args=items, metrics=metrics):

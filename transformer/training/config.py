@@ -47,6 +47,8 @@ def check(train: Train) -> None:
     ):
         if getattr(train, name) < 1:
             raise UserError(f"config.train.{name}: {getattr(train, name)} is too small, set 1 or more")
+    if train.steps >= 1 << 31:
+        raise UserError(f"config.train.steps: {train.steps} is too large, set up to {(1 << 31) - 1}")
     if train.batch % train.accumulate:
         raise UserError(
             f"config.train.accumulate: a batch of {train.batch} rows does not divide into {train.accumulate} parts"

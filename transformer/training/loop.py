@@ -23,7 +23,7 @@ from transformer.parallel.mesh import make_mesh
 from transformer.parallel.rules import spec
 from transformer.stopping import Stop, deferred
 from transformer.training.checkpoint import Checkpoints
-from transformer.training.metrics import Records
+from transformer.training.metrics import Records, read
 from transformer.training.progress import Progress
 from transformer.training.state import State, init_params, init_state
 from transformer.training.step import Metrics, train_step
@@ -37,10 +37,9 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
     Raises Stop after saving where a signal asked to; UserError for what the user can change;
     FloatingPointError after ``train.max_skipped`` steps in a row without a finite loss and gradient.
     """
-    known = runs.claim(workdir, experiment)
+    known = runs.is_ours(workdir, experiment)
     prepared = prepare(experiment.data, experiment.tokenizer, cache, say)
     check_vocabulary(experiment, prepared)
-    prepared.tokenizer.save(workdir)
     loader = Loader(
         prepared.train,
         experiment.data.weights,
@@ -49,6 +48,10 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
         experiment.model.context,
     )
     with jax.set_mesh(make_mesh(experiment.mesh)), contextlib.ExitStack() as stack:
+        fresh = None if known else first_state(experiment)
+        if not known:
+            runs.claim(workdir, experiment)  # only now: nothing that was wrong with the input leaves files behind
+        prepared.tokenizer.save(workdir)
         checkpoints = Checkpoints(workdir / runs.CHECKPOINTS, experiment.train.keep)
         stack.callback(checkpoints.close)
         resume = known and checkpoints.newest is not None
@@ -56,7 +59,7 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
             state, progress = checkpoints.restore(experiment)
             say(f"{workdir}: going on after step {int(state.step)} of {experiment.train.steps}")
         else:
-            state, progress = first_state(experiment), {"tokens": 0}
+            state, progress = fresh or first_state(experiment), {"tokens": 0, "skipped": 0, "skipped_in_a_row": 0}
         start = int(state.step)
         records = Records(workdir, start)
         stack.callback(records.close)
@@ -66,6 +69,7 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
         origin["tokenizer_hash"] = prepared.tokenizer.fingerprint
         origin["resumed_at_step"] = start
         origin["accounting"] = loader.accounting()
+        origin["earlier"] = runs.earlier(workdir)
         runs.write_json(workdir / runs.PROVENANCE, origin)
         loop = Loop(experiment, workdir, prepared, loader, checkpoints, records, progress, say)
         state = loop.run(state, start)
@@ -118,8 +122,9 @@ class Loop:
         self.numbers, self.say = progress, say
         self.documents = Documents(prepared.validation, prepared.tokenizer.end_id)
         self.token_bytes = token_sizes(prepared.tokenizer)
-        self.skipped_in_a_row = 0
-        self.display = Progress(experiment, say)
+        self.peak_flops = matmul_rate(experiment.model.dtype) * jax.sharding.get_mesh().size
+        earlier = read(workdir / "timing.jsonl")
+        self.display = Progress(experiment, say, earlier[-1]["seconds"] if earlier else 0.0)
 
     def run(self, state: State, start: int) -> State:
         """Steps ``start`` to the last. The metrics of a step are read after the next one was dispatched."""
@@ -139,7 +144,11 @@ class Loop:
                     self.record(*pending)
                     pending = None
                 if evaluating:
-                    self.evaluate(state.params, done)
+                    try:
+                        self.evaluate(state.params, done)
+                    except Exception:
+                        self.checkpoints.save(state, self.numbers)  # what was trained is kept
+                        raise
                 if last or done % train.checkpoint_every == 0:
                     self.checkpoints.save(state, self.numbers)
                 if asked.signal is not None:
@@ -153,25 +162,23 @@ class Loop:
     def record(self, step: int, metrics: Metrics) -> None:
         """Wait for a step's metrics; count its tokens; write it down and show it where it is due."""
         train = self.experiment.train
-        read = {name: float(value) for name, value in metrics._asdict().items()}
-        tokens, skipped = int(read.pop("tokens")), int(read.pop("skipped"))
-        new = skipped - self.numbers.get("skipped", 0)
+        values = {name: float(value) for name, value in metrics._asdict().items()}
+        tokens, skipped = int(values.pop("tokens")), int(values.pop("skipped"))
+        new = skipped - self.numbers["skipped"]
         self.numbers["skipped"] = skipped
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if new else 0
+        self.numbers["skipped_in_a_row"] = self.numbers["skipped_in_a_row"] + 1 if new else 0
         self.numbers["tokens"] += 0 if new else tokens
-        timing = self.display.step(step, tokens)
+        timing = self.display.step(tokens)
         if new:
             self.say(f"step {step}: loss or gradient is not finite (or no token has weight); the update is skipped")
         if step % train.log_every == 0 or step in (1, train.steps) or new:
-            record = {"step": step, "tokens": self.numbers["tokens"], **read, "skipped": skipped}
+            record = {"step": step, "tokens": self.numbers["tokens"], **values, "skipped": skipped}
             self.records.write("metrics", record)
-            self.display.show(step, read["loss"])
+            self.display.show(step, values["loss"])
             if timing is not None:
-                rate = timing["tokens_per_second"]
-                peak = matmul_rate(self.experiment.model.dtype) * jax.sharding.get_mesh().size
-                mfu = rate * training_flops(self.experiment) / peak
+                mfu = timing["tokens_per_second"] * training_flops(self.experiment) / self.peak_flops
                 self.records.write("timing", {"step": step, **timing, "mfu": mfu, "memory": peak_memory()})
-        if self.skipped_in_a_row >= train.max_skipped:
+        if self.numbers["skipped_in_a_row"] >= train.max_skipped:
             raise FloatingPointError(f"stopped at step {step}: {train.max_skipped} steps in a row were skipped")
 
     def evaluate(self, params: Any, step: int) -> None:

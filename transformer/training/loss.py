@@ -54,5 +54,6 @@ def token_sums(
 def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Per token: -log softmax(logits)[target] in nats, and log sum exp of the logits; both [B, T]."""
     log_total_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
-    hit_BTV = jnp.arange(logits_BTV.shape[-1], dtype=targets_BT.dtype) == targets_BT[..., None]
+    ids_11V = jnp.arange(logits_BTV.shape[-1], dtype=targets_BT.dtype)[None, None, :]
+    hit_BTV = ids_11V == targets_BT[..., None]
     return log_total_BT - jnp.where(hit_BTV, logits_BTV, 0.0).sum(-1), log_total_BT

@@ -11,17 +11,17 @@ from transformer.config import Experiment
 class Progress:
     """Counts tokens and seconds between two looks and says how fast and how long."""
 
-    def __init__(self, experiment: Experiment, say: Callable[[str], None]):
+    def __init__(self, experiment: Experiment, say: Callable[[str], None], seconds: float = 0.0):
         self._steps = experiment.train.steps
         self._say = say
         self._live = sys.stderr.isatty()
-        self._trained = 0.0  # seconds spent in steps
+        self._trained = seconds  # spent in steps, with those of earlier starts of the run
         self._mark: float | None = None  # when the clock was last looked at; None until the first step is over
         self._seconds, self._tokens, self._count = 0.0, 0, 0  # since the last look
         self._rate, self._pace = 0.0, 0.0
         self._shown = False
 
-    def step(self, step: int, tokens: int) -> dict[str, float] | None:
+    def step(self, tokens: int) -> dict[str, float] | None:
         """A step is over: the speed since the last ``show``; None for the first step, which compiles."""
         now = time.perf_counter()
         if self._mark is None:

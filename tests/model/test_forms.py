@@ -1,0 +1,170 @@
+"""The same model computed in other ways: scanned, rematerialised, in bfloat16, without jit, from a cache."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import small
+from tests.model.variants import ATTENTION
+from transformer.errors import UserError
+from transformer.model import attention, cache
+from transformer.model.masks import Mask
+from transformer.model.mlp import Swiglu
+from transformer.model.transformer import Transformer
+from transformer.training.state import declarations
+from transformer.training.step import sum_gradients, train_step
+
+RICH = {"depth": 3, "bias": True, "attention": ATTENTION[-1][0], "positions": ATTENTION[-1][1], "mlp": Swiglu(width=24)}
+REMAT = ("full", "dots", "dots_without_batch")
+
+
+@functools.cache
+def gradients(stack="unroll", remat="none", dtype="float32"):
+    """Logits, loss sums and summed gradients of one batch."""
+    e = small.experiment(**RICH, stack=stack, remat=remat, dtype=dtype)
+    state, rows = small.state(e), small.batch(e)
+    return small.jit(lambda s, b: (small.logits(e, s.params, b), sum_gradients(e, s, b)))(state, rows)
+
+
+def test_one_tree_of_weights_serves_both_stacks():
+    """Scanned and unrolled models declare the same; so a checkpoint of one is one of the other."""
+    scan, unroll = (declarations(small.experiment(**RICH, stack=s)) for s in ("scan", "unroll"))
+    assert scan == unroll
+
+
+def test_scan_is_unroll():
+    assert small.farthest(gradients("scan"), gradients("unroll")) < 1e-5
+
+
+@pytest.mark.parametrize("stack", ["scan", "unroll"])
+@pytest.mark.parametrize("remat", REMAT)
+def test_rematerialising_changes_no_result(stack, remat):
+    assert small.farthest(gradients(stack, remat), gradients(stack)) < 1e-6
+
+
+@pytest.mark.parametrize("stack", ["scan", "unroll"])
+def test_every_remat_policy_keeps_something_else(stack):
+    """Seen in what the backward pass is handed: none keeps most, full the least, dots the results of products."""
+    kept = {}
+    for remat in ("none", *REMAT):
+        e = small.experiment(**RICH, stack=stack, remat=remat)
+        rows = small.batch(e)
+        params = jax.tree.map(jnp.asarray, small.weights(e))
+        _, backward = jax.eval_shape(lambda p, e=e, rows=rows: jax.vjp(lambda p: small.logits(e, p, rows), p), params)
+        kept[remat] = sum(x.size for x in jax.tree.leaves(backward))
+    assert kept["none"] > kept["dots"] > kept["dots_without_batch"] > kept["full"]
+
+
+def test_bfloat16_is_near_float32_and_its_gradients_are_float32():
+    """O09: the cast is of the computation alone."""
+    low, high = gradients(dtype="bfloat16"), gradients()
+    assert low[0].dtype == jnp.float32
+    real = small.batch(small.experiment(**RICH)).segments_BT > 0
+    assert 1e-4 < small.far(low[0][real], high[0][real]) < 0.05
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(low))
+    for a, b in zip(jax.tree.leaves(low[1][1]), jax.tree.leaves(high[1][1]), strict=True):
+        assert np.linalg.norm(a - b) < 0.1 * np.linalg.norm(b)
+
+
+def test_blocks_compute_in_bfloat16():
+    """Each product inside the blocks takes bfloat16; the table of scores and the logits are float32."""
+    e = small.experiment(**RICH, dtype="bfloat16")
+    text = str(jax.make_jaxpr(lambda p: small.logits(e, p, small.batch(e)))(small.weights(e)))
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    results = [line.split(":")[1].split("[")[0] for line in products]
+    # per block: query, key, value, out, gate, up, down and the mix of values; scores; and the logits
+    assert sorted(results) == sorted(["bf16"] * (8 * 3) + ["f32"] * (3 + 1))
+
+
+@pytest.mark.smoke
+def test_without_jit_a_step_gives_the_same():
+    """What the page on debugging promises: `jax.disable_jit` runs everything, line by line."""
+    e = small.experiment(depth=1, width=8, heads=2, context=4, vocab=8, train={"batch": 2})
+    state, rows = jax.tree.map(jnp.asarray, (small.state(e), small.batch(e, padding=1)))
+    compiled = small.jit(train_step, static_argnums=0)(e, state, rows)
+    with jax.disable_jit():
+        plain = train_step(e, state, rows)
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(compiled), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "positions"), ATTENTION, ids=[f"{type(a.projection).__name__}-{type(p).__name__}" for a, p in ATTENTION]
+)
+def test_cached_logits_are_the_uncached_ones_at_every_step(kind, positions):
+    """A prompt of 3 and one of 5 tokens, then one token at a time; each row equal to its own whole text."""
+    stack = "scan" if ATTENTION.index((kind, positions)) % 2 else "unroll"
+    e = small.experiment(attention=kind, positions=positions, stack=stack)
+    params, rows, places = jax.tree.map(jnp.asarray, small.weights(e)), 2, 8
+    random = np.random.default_rng(0)
+    text = random.integers(0, e.vocab_size, (rows, places)).astype(np.int32)
+    index = np.tile(np.arange(places, dtype=np.int32), (rows, 1))
+    model = Transformer(e.model, e.vocab_size)
+    whole = np.asarray(small.compiled_logits(e, params, small.pack(*_one_document(text))))
+
+    @small.jit
+    def read(tokens, index, to, held):
+        mask = Mask(index, jnp.arange(places, dtype=jnp.int32)[None])
+        return model.apply({"params": params}, tokens, index, mask, held, to)
+
+    lengths = np.array([3, 5])
+    to = np.where(index[:, :5] < lengths[:, None], index[:, :5], places)  # padding is written nowhere
+    held = attention.kind(e.model).allocate(e.model, rows, places, e.model.dtype)
+    found, held = read(text[:, :5], index[:, :5], to, held)
+    for b, n in enumerate(lengths):
+        assert small.far(found[b, :n], whole[b, :n]) < 1e-5
+        assert np.asarray(held.k_LBSKH[:, b, :n]).any(axis=(0, 2, 3)).all()
+        assert not np.asarray(held.k_LBSKH[:, b, n:]).any() and not np.asarray(held.v_LBSKH[:, b, n:]).any()
+    for step in range(3):
+        at = (lengths + step)[:, None].astype(np.int32)
+        found, held = read(np.take_along_axis(text, at, 1), at, at, held)
+        for b in range(rows):
+            assert small.far(found[b, 0], whole[b, at[b, 0]]) < 1e-5
+
+
+def _one_document(text):
+    slots = np.concatenate([text, text[:, :1]], 1)
+    return slots, np.ones_like(slots)
+
+
+def test_writing_past_the_end_of_a_cache_writes_nothing():
+    """M06: a buffer of 4 and a write at 6: not clamped to slot 3, as a dynamic update would; nor any other slot."""
+    held = cache.allocate(2, 1, 4, 1, 2, jnp.float32)
+    assert held.k_LBSKH.shape == held.v_LBSKH.shape == (2, 1, 4, 1, 2)
+    new = jnp.ones((1, 2, 1, 2))
+    written = cache.write(cache.BlockCache(held, 1, jnp.asarray([[2, 6]])), new, 2 * new)
+    wanted = np.zeros((2, 1, 4, 1, 2), np.float32)
+    wanted[1, 0, 2] = 1
+    np.testing.assert_array_equal(written.k_LBSKH, wanted)
+    np.testing.assert_array_equal(written.v_LBSKH, 2 * wanted)
+    k, v = cache.read(written, 1)
+    np.testing.assert_array_equal(k, wanted[1])
+    np.testing.assert_array_equal(v, 2 * wanted[1])
+
+
+def test_only_the_asked_position_is_unembedded():
+    e = small.experiment()
+    params, rows = jax.tree.map(jnp.asarray, (small.weights(e), small.batch(e, rows=2, padding=0)))
+    from transformer.model.masks import causal
+
+    mask = causal(8, rows.segments_BT)
+    one, _ = Transformer(e.model, e.vocab_size).apply(
+        {"params": params}, rows.tokens_BT, rows.positions_BT, mask, only_B=jnp.asarray([1, 6])
+    )
+    everything = small.compiled_logits(e, params, rows)
+    assert one.shape == (2, 1, e.vocab_size)
+    assert small.far(one[:, 0], np.asarray(everything)[[0, 1], [1, 6]]) < 1e-6
+
+
+@pytest.mark.parametrize("kv", [0, 3, 5])
+def test_heads_that_do_not_divide_are_refused(kv):
+    """Four query heads: a number of key/value heads that does not divide them is named with those that do."""
+    from transformer.model.config import check
+    from transformer.model.grouped import Grouped
+
+    e = small.experiment(attention=attention.Attention(projection=Grouped(kv_heads=kv)))
+    with pytest.raises(UserError, match=rf"kv_heads: 4 query heads .* over {kv} .*possible: 1, 2, 4"):
+        check(e.model)

@@ -1,0 +1,75 @@
+"""The model against the oracle: every logit of packed rows, for all kinds of model."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests import small
+from tests.model import oracle
+from tests.model.variants import grid, model_name, pairwise
+from transformer.model.attention import Attention
+from transformer.model.grouped import Grouped
+from transformer.model.layers import declared_leaves
+from transformer.model.positions import Rotary
+from transformer.parallel.rules import RULES
+from transformer.training.state import declarations, init_params
+
+PAIRWISE, GRID = pairwise(), grid()
+
+
+def compare(variant: dict[str, Any], seed: int) -> None:
+    e = small.experiment(**variant)
+    params, rows = small.weights(e, seed), small.batch(e, seed, rows=3)
+    assert (rows.segments_BT == 0).any() and (rows.segments_BT == 2).any()
+    found = np.asarray(small.compiled_logits(e, params, rows))
+    wanted = np.stack(
+        [oracle.row_logits(e.model, params, *row) for row in zip(rows.tokens_BT, rows.segments_BT, strict=True)]
+    )
+    real = rows.segments_BT > 0
+    assert np.isfinite(found).all()
+    assert small.far(found[real], wanted[real]) < 1e-5
+
+
+@pytest.mark.parametrize("variant", PAIRWISE, ids=model_name)
+def test_logits_are_the_oracles(variant):
+    compare(variant, seed=PAIRWISE.index(variant))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("variant", GRID, ids=model_name)
+def test_logits_are_the_oracles_for_every_kind(variant):
+    compare(variant, seed=1000 + GRID.index(variant))
+
+
+@pytest.mark.smoke
+def test_logits_of_one_model_are_the_oracles():
+    projection = Attention(projection=Grouped(kv_heads=2))
+    compare({"attention": projection, "positions": Rotary(), "bias": True, "head_width": 6, "depth": 3}, seed=7)
+
+
+@pytest.mark.parametrize("variant", PAIRWISE, ids=model_name)
+def test_every_weight_is_declared_once(variant):
+    check_declarations(variant)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("variant", GRID, ids=model_name)
+def test_every_weight_of_every_kind_is_declared_once(variant):
+    check_declarations(variant)
+
+
+def check_declarations(variant: dict[str, Any]) -> None:
+    e = small.experiment(**variant)
+    declared = declared_leaves(declarations(e))
+    flat = jax.tree_util.tree_flatten_with_path(jax.eval_shape(lambda: init_params(e)))[0]
+    built = {"/".join(str(k.key) for k in path): leaf for path, leaf in flat}
+    assert declared.keys() == built.keys()
+    assert len(flat) == len(built)
+    for path, w in declared.items():
+        assert w.shape == built[path].shape, path
+        assert built[path].dtype == np.float32, path
+        assert len(w.axes) == len(w.shape) and set(w.axes) <= set(RULES), path
+        assert w.stacked == path.startswith("blocks/") == (w.axes[0] == "block"), path
+        assert (w.inputs > 0) == (w.role in ("matrix", "residual")), path
