@@ -12,6 +12,7 @@ from transformer.data.prepare import Data
 from transformer.data.tokenizer import Bpe
 from transformer.model.config import Model
 from transformer.training.config import Train
+from transformer.training.optimizer import Muon
 
 
 def get_config() -> Experiment:
@@ -19,5 +20,14 @@ def get_config() -> Experiment:
         model=Model(depth=4, width=192, heads=6, context=256),
         tokenizer=Bpe(vocab_size=2048),
         data=Data(source="shakespeare"),
-        train=Train(steps=600, batch=16, learning_rate=2e-3, warmup=50),
+        train=Train(
+            steps=450,
+            batch=16,
+            learning_rate=2e-3,
+            warmup=30,
+            optimizer=Muon(),
+            eval_every=90,
+            checkpoint_every=90,
+            prompts=("", "Lear.\n", "[Enter "),
+        ),
     )

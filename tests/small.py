@@ -4,7 +4,6 @@ Weights are made with NumPy, not with the library's own initialisation, so that 
 away from its initial value (no zero bias, no scale of one) and nothing needs to be compiled.
 """
 
-import dataclasses
 import functools
 import math
 import zlib
@@ -15,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer.config import Experiment
 from transformer.data.packing import Batch
@@ -27,7 +26,7 @@ from transformer.model.transformer import Transformer
 from transformer.parallel.mesh import Mesh, make_mesh
 from transformer.parallel.rules import spec
 from transformer.training.config import Train
-from transformer.training.state import State, declarations, optimizer
+from transformer.training.state import State, declarations, init_state, optimizer
 
 VOCAB = 24
 
@@ -40,11 +39,6 @@ def experiment(*, vocab: int = VOCAB, mesh: Mesh | None = None, train: dict[str,
     sizes = {"depth": 2, "width": 16, "heads": 4, "context": 8} | model
     steps = {"steps": 10, "batch": 8, "warmup": 2, "learning_rate": 1e-2} | (train or {})
     return Experiment(model=Model(**sizes), tokenizer=Bpe(vocab_size=vocab), train=Train(**steps), mesh=mesh or Mesh())
-
-
-def shapes(e: Experiment) -> dict[str, tuple[int, ...]]:
-    """Every weight's declared shape, by path."""
-    return {path: w.shape for path, w in declared_leaves(declarations(e)).items()}
 
 
 def weights(e: Experiment, seed: int = 0, size: float = 1.0) -> Any:
@@ -110,11 +104,6 @@ def logits(e: Experiment, params: Any, rows: Batch) -> jax.Array:
 compiled_logits = jit(logits, static_argnums=0)
 
 
-def changed(e: Experiment, **model: Any) -> Experiment:
-    """The experiment with other settings of the model."""
-    return dataclasses.replace(e, model=dataclasses.replace(e.model, **model))
-
-
 @contextmanager
 def on(mesh: Mesh) -> Iterator[None]:
     """Inside, arrays are laid out over ``mesh``."""
@@ -124,13 +113,11 @@ def on(mesh: Mesh) -> Iterator[None]:
 
 def place(e: Experiment, tree: State) -> State:
     """A state of NumPy arrays, laid out over the mesh that is set as the training would have it."""
-    from transformer.training.state import init_state
-
     like = jax.eval_shape(lambda: init_state(e))
     mesh = jax.sharding.get_mesh()
 
     def put(x: Any, a: Any) -> jax.Array:
-        return jax.device_put(x, NamedSharding(mesh, a.sharding.spec) if a.sharding is not None else None)
+        return jax.device_put(x, NamedSharding(mesh, a.sharding.spec if a.sharding is not None else PartitionSpec()))
 
     return jax.tree.map(put, tree, like)
 
@@ -142,7 +129,8 @@ def place_batch(rows: Batch) -> Batch:
 def far(found: Any, wanted: Any) -> float:
     """The largest difference, as a share of the largest wanted value."""
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
-    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+    largest = np.abs(wanted).max()
+    return float(np.abs(found - wanted).max() / (largest if largest else 1.0))
 
 
 def farthest(found: Any, wanted: Any) -> float:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as fuzz
 from hypothesis import strategies as st
 
 from transformer import cli, stopping
@@ -278,6 +279,7 @@ words = st.text(max_size=6) | st.sampled_from(
 )
 
 
+@fuzz(deadline=None)
 @given(st.lists(words, max_size=6))
 def test_taking_out_dotted_settings_never_raises_anything_but_a_user_error(argv: list[str]) -> None:
     try:

@@ -84,4 +84,4 @@ def test_masks_come_from_seed_step_and_part():
 
 def test_no_dropout_asks_for_no_key():
     e = small.experiment(depth=1, dropout=RATE)
-    small.logits(e, small.weights(e), small.batch(e, rows=1))  # evaluation: no key is given
+    small.compiled_logits(e, small.weights(e), small.batch(e, rows=1))  # evaluation: no key is given

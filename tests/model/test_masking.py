@@ -134,13 +134,12 @@ def test_a_mask_by_places_serves_queries_that_stand_anywhere():
     np.testing.assert_array_equal(mask.visible_BTS(), [[[True] * 4 + [False] * 2]])
 
 
-@pytest.mark.parametrize("bad", [24, 1000])
+@pytest.mark.parametrize("bad", [-1, 24, 1000])
 def test_an_id_out_of_range_is_loud(bad):
-    """M06: an id past the vocabulary, or a position past the learned table, gives not-a-numbers, never another row.
+    """M06: an id outside the vocabulary, or a position outside the learned table, gives not-a-numbers.
 
-    Where text comes from a user it is refused before (generation.decode.check_fits, data.store); here, inside a
-    compiled program, not-a-number is all that can be said, and the training step skips on it. (An id of -1 counts
-    from the end, as everywhere in JAX; nothing produces one.)
+    Text that comes from a user is refused before (generation.decode.check_fits, data.store); here, inside a
+    compiled program, not-a-number is all that can be said, and the training step skips on it.
     """
     e = small.experiment(depth=1)
     params, rows = small.weights(e), small.batch(e, rows=1, padding=0)

@@ -25,7 +25,6 @@ from transformer.model.transformer import Transformer
 from transformer.parallel.rules import put
 from transformer.training.loss import cross_entropy
 
-
 TOKENS_AT_ONCE = 8192
 
 

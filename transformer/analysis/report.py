@@ -62,7 +62,13 @@ def curve(records: list[dict[str, Any]], evaluation: dict[str, Any] | None) -> s
     axes = figure.subplots()
     trained = [(r["step"], r["loss"]) for r in records if r.get("loss") is not None]
     measured = [(r["step"], r["eval_loss"]) for r in records if r.get("eval_loss") is not None]
-    axes.plot(*zip(*trained, strict=True), color="#7a9cc6", linewidth=1.2, label="training", gid="training")
+    axes.plot(
+        *(zip(*trained, strict=True) if trained else ((), ())),
+        color="#7a9cc6",
+        linewidth=1.2,
+        label="training",
+        gid="training",
+    )
     if measured:
         axes.plot(*zip(*measured, strict=True), color="#c1440e", marker="o", markersize=4, label="validation")
     axes.set_xlabel("step")

@@ -105,10 +105,13 @@ def lookup(table_XD: jax.Array, ids_BT: jax.Array) -> jax.Array:
     """Rows of a table [X, D] by id, [B, T, D].
 
     The width is gathered first (a table cut over its width costs one all-gather), so a table that
-    is cut over its entries is looked up where it lies and never gathered.
+    is cut over its entries is looked up where it lies and never gathered. An id outside the table
+    gives not-a-numbers (JAX's own default is the last row, in silence).
     """
     layout = jax.typeof(table_XD).sharding.spec
     entries = layout[0] if len(layout) else None
     if spec("stream") is not None:
         table_XD = jax.reshard(table_XD, jax.sharding.PartitionSpec(entries, None))
-    return table_XD.at[ids_BT].get(out_sharding=spec("batch", "time", "stream"))
+    return table_XD.at[ids_BT].get(
+        mode="fill", fill_value=jnp.nan, wrap_negative_indices=False, out_sharding=spec("batch", "time", "stream")
+    )

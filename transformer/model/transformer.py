@@ -12,7 +12,7 @@ from flax import linen as nn
 from transformer.model.block import Block, dropout
 from transformer.model.cache import BlockCache
 from transformer.model.config import Model
-from transformer.model.layers import by_declaration, weight
+from transformer.model.layers import by_declaration, product, weight
 from transformer.model.masks import Mask
 from transformer.model.norms import Norm
 from transformer.model.positions import POSITIONS, lookup
@@ -67,13 +67,7 @@ class Transformer(nn.Module):
             unembedding_VD = embedding_VD
             if not c.tie_embeddings:
                 unembedding_VD = weight(self, "unembedding", *table, role="unembedding", std=c.init_std)
-            logits_BTV = jnp.einsum(
-                "BTD,VD->BTV",
-                x_BTD,
-                unembedding_VD.astype(dtype),
-                preferred_element_type=jnp.float32,
-                out_sharding=spec(*LOGITS),
-            )
+            logits_BTV = product(x_BTD, unembedding_VD.T, (V,), LOGITS).astype(jnp.float32)
         return logits_BTV, cache
 
     def blocks(self, x_BTD: jax.Array, mask: Mask, rotation: Any, cache: Any, places_BT: Any) -> tuple[jax.Array, Any]:

@@ -5,6 +5,8 @@ here, never the model. Mesh axes are explicit (`jax.sharding.AxisType.Explicit`)
 is an error while tracing, also on one device, where the mesh is a mesh of ones.
 """
 
+import math
+
 import jax
 from jax.sharding import PartitionSpec
 
@@ -25,16 +27,21 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 
 
-def mesh_axes(name: str | None) -> tuple[str, ...]:
-    """The mesh axes of one logical axis. An undeclared name is an error."""
+Name = str | None | tuple[str, ...]  # of one dimension; several names where dimensions were merged into it
+
+
+def mesh_axes(name: Name) -> tuple[str, ...]:
+    """The mesh axes of one dimension. An undeclared name is an error."""
     if name is None:
         return ()
+    if isinstance(name, tuple):
+        return tuple(axis for part in name for axis in mesh_axes(part))
     if name not in RULES:
         raise KeyError(f"logical axis {name!r} has no row in transformer/parallel/rules.py")
     return RULES[name]
 
 
-def spec(*names: str | None) -> PartitionSpec | None:
+def spec(*names: Name) -> PartitionSpec | None:
     """The layout of an array whose dimensions have these logical names; None where no mesh is set.
 
     Raises ValueError where two dimensions would land on one mesh axis.
@@ -48,10 +55,21 @@ def spec(*names: str | None) -> PartitionSpec | None:
     return PartitionSpec(*(group if len(group) > 1 else group[0] if group else None for group in axes))
 
 
-def put(x: jax.Array, *names: str | None) -> jax.Array:
+def put(x: jax.Array, *names: Name) -> jax.Array:
     """``x`` laid out by logical names; unchanged where no mesh is set."""
     layout = spec(*names)
     return x if layout is None else jax.reshard(x, layout)
+
+
+def matrix(x: jax.Array, rows: int) -> jax.Array:
+    """``x`` with its first ``rows`` dimensions merged into one and the others into another, cut as it was."""
+    shape = (math.prod(x.shape[:rows]), math.prod(x.shape[rows:]))
+    if jax.sharding.get_abstract_mesh().empty:
+        return x.reshape(shape)
+    axes = [part if isinstance(part, tuple) else (part,) if part else () for part in jax.typeof(x).sharding.spec]
+    axes += [()] * (x.ndim - len(axes))
+    merged = (sum(group, ()) or None for group in (axes[:rows], axes[rows:]))
+    return jax.lax.reshape(x, shape, out_sharding=PartitionSpec(*merged))
 
 
 def shards(name: str, mesh_sizes: dict[str, int]) -> int:

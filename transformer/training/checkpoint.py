@@ -57,7 +57,9 @@ class Checkpoints:
             optimizer=ocp.args.StandardSave(optimizer),
             progress=ocp.args.JsonSave(dict(progress)),  # it is written later, when the loop has counted on
         )
-        metrics = {"eval_loss": float(progress.get("eval_loss", math.inf))}
+        # A checkpoint between two evaluations has no loss of its own, and cannot be the best one.
+        measured = progress.get("eval_step") == step
+        metrics = {"eval_loss": float(progress["eval_loss"]) if measured else math.inf}
         if not self._manager.save(step, args=items, metrics=metrics):
             raise RuntimeError(f"checkpoint {step} was not saved: {self._manager.directory} holds step {self.newest}")
 

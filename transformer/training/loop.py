@@ -195,7 +195,7 @@ class Loop:
                 count=train.eval_windows,
             )
         report = total(scores).report()
-        self.numbers["eval_loss"] = report["loss"]
+        self.numbers |= {"eval_loss": report["loss"], "eval_step": step}
         self.numbers["best_eval_loss"] = min(report["loss"], self.numbers.get("best_eval_loss", math.inf))
         record = {"step": step, "eval_loss": report["loss"]}
         record |= {name: report[name] for name in ("perplexity", "bits_per_byte", "accuracy")}

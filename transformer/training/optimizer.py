@@ -70,14 +70,13 @@ def scale_by_muon(kind: Muon, declared: Any) -> optax.GradientTransformation:
     def update(gradients: Any, momentum: Any, params: Any = None) -> Any:
         momentum = optax.tree.update_moment(gradients, momentum, kind.momentum, 1)
         ahead = optax.tree.update_moment(gradients, momentum, kind.momentum, 1)
-        directions = by_declaration(lambda w, m: _masked(m) or orthogonal(w, m, kind.rms), declared, ahead)
-        return directions, momentum
+        return by_declaration(direction, declared, ahead), momentum
+
+    def direction(w: Weight, ahead: Any) -> Any:
+        # What AdamW sees to is masked out here (and a masked node is false, being empty).
+        return ahead if isinstance(ahead, optax.MaskedNode) else orthogonal(w, ahead, kind.rms)
 
     return optax.GradientTransformation(init, update)
-
-
-def _masked(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, optax.MaskedNode) else None
 
 
 def orthogonal(w: Weight, momentum: jax.Array, rms: float) -> jax.Array:

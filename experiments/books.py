@@ -1,0 +1,32 @@
+"""How far does an hour on two CPU cores get on a shelf of books?
+
+    python -m transformer train --config=experiments/books.py --workdir=runs/books --config.data.source=DIR
+
+where DIR holds plain text files (about 38 MB of public-domain books for the run in docs/results/books.md).
+Expected: about 1.9 bits per byte on the held-out books; see docs/results/books.md.
+Costs: an hour on two CPU cores, 2 GiB of memory.
+"""
+
+from transformer.config import Experiment
+from transformer.data.prepare import Data
+from transformer.data.tokenizer import Bpe
+from transformer.model.config import Model
+from transformer.training.config import Train
+from transformer.training.optimizer import Muon
+
+
+def get_config() -> Experiment:
+    return Experiment(
+        model=Model(depth=6, width=320, heads=5, context=256, tie_embeddings=True),
+        tokenizer=Bpe(vocab_size=8192),
+        data=Data(source="books"),
+        train=Train(
+            steps=1000,
+            batch=16,
+            learning_rate=2e-3,
+            warmup=50,
+            optimizer=Muon(),
+            eval_every=100,
+            prompts=("", "It was the ", "The origin of "),
+        ),
+    )
