@@ -18,16 +18,16 @@ from transformer.training.optimizer import Muon
 def get_config() -> Experiment:
     return Experiment(
         model=Model(depth=4, width=192, heads=6, context=256),
-        tokenizer=Bpe(vocab_size=2048),
+        tokenizer=Bpe(vocab_size=4096),
         data=Data(source="shakespeare"),
         train=Train(
-            steps=450,
-            batch=16,
-            learning_rate=2e-3,
+            steps=350,
+            batch=8,
+            learning_rate=5e-3,
             warmup=30,
             optimizer=Muon(),
-            eval_every=90,
-            checkpoint_every=90,
+            eval_every=50,
+            checkpoint_every=50,
             prompts=("", "Lear.\n", "[Enter "),
         ),
     )

@@ -19,16 +19,17 @@ def plain(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask) 
     Scaled dot-product attention, arXiv:1706.03762, equation 1; scores and softmax in float32. A
     query that sees no key gets zeros, and zero gradients.
     """
-    table = ("batch", "kv_heads", None, "time", None)
-    q_BTKGH = q_BTKGH * q_BTKGH.shape[-1] ** -0.5
-    scores_BKGTS = jnp.einsum(
-        "BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH, preferred_element_type=jnp.float32, out_sharding=spec(*table)
-    )
+    table = spec("batch", "kv_heads", None, "time", None)
+    # The small operands are transposed, so that both products run over rows in memory order and the
+    # tables never move; and the mask is written out once (the barrier), not in every pass over a table.
+    q_BKGTH = q_BTKGH.transpose(0, 2, 3, 1, 4) * q_BTKGH.shape[-1] ** -0.5
+    k_BKHS, v_BKSH = k_BSKH.transpose(0, 2, 3, 1), v_BSKH.transpose(0, 2, 1, 3)
     visible_B11TS = mask.visible_BTS()[:, None, None]
-    scores_BKGTS = jnp.where(visible_B11TS, scores_BKGTS, -BIG)
-    largest_BKGT1 = jax.lax.stop_gradient(scores_BKGTS.max(-1, keepdims=True))
-    weights_BKGTS = jnp.where(visible_B11TS, jnp.exp(scores_BKGTS - largest_BKGT1), 0.0)
-    total_BKGT1 = weights_BKGTS.sum(-1, keepdims=True)
-    weights_BKGTS = weights_BKGTS / jnp.where(total_BKGT1 > 0, total_BKGT1, 1.0)
-    out = ("batch", "time", "kv_heads", None, None)
-    return jnp.einsum("BKGTS,BSKH->BTKGH", weights_BKGTS.astype(v_BSKH.dtype), v_BSKH, out_sharding=spec(*out))
+    hidden_B11TS = jax.lax.optimization_barrier(jnp.where(visible_B11TS, 0.0, -BIG))
+    scores_BKGTS = jnp.einsum(
+        "BKGTH,BKHS->BKGTS", q_BKGTH, k_BKHS, preferred_element_type=jnp.float32, out_sharding=table
+    )
+    weights_BKGTS = jax.nn.softmax(scores_BKGTS + hidden_B11TS, axis=-1).astype(v_BSKH.dtype)
+    mixed_BKGTH = jnp.einsum("BKGTS,BKSH->BKGTH", weights_BKGTS, v_BKSH, out_sharding=table)
+    mixed_BTKGH = mixed_BKGTH.transpose(0, 3, 1, 2, 4)
+    return jnp.where(visible_B11TS.any(-1).transpose(0, 3, 1, 2)[..., None], mixed_BTKGH, 0)

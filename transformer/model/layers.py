@@ -3,6 +3,8 @@
 A declaration carries all that others need to know of a weight: its shape, its logical axes
 (layout), its role (decay, optimizer, parametrisation) and how it is initialised. `declarations()`
 reads them back from a model without computing anything.
+
+B rows, T positions; of a product R rows times positions, I inputs, O outputs.
 """
 
 import dataclasses
@@ -87,14 +89,17 @@ class Einsum(nn.Module):
         return y
 
 
-def product(x: jax.Array, w_IO: jax.Array, outputs: tuple[int, ...], out: tuple[str, ...]) -> jax.Array:
-    """``x`` [B, T, ...] times a matrix, [B, T, *outputs], laid out by the names ``out``.
+def product(
+    x: jax.Array, w_IO: jax.Array, outputs: tuple[int, ...], out: tuple[str, ...], dtype: Any = None
+) -> jax.Array:
+    """``x`` [B, T, ...] times a matrix, [B, T, *outputs], laid out by the names ``out``; in ``x``'s dtype or ``dtype``.
 
     As a product of two matrices, B T rows by I inputs and I by O outputs: with separate dimensions XLA
     writes transposed copies for the weight's gradient, which cost more than a quarter of a CPU's step.
     """
     B, T = x.shape[:2]
-    y_RO = jnp.einsum("RI,IO->RO", matrix(x, 2), w_IO.astype(x.dtype), out_sharding=spec(out[:2], out[2:]))
+    x_RI, w_IO = matrix(x, 2), w_IO.astype(x.dtype)
+    y_RO = jnp.einsum("RI,IO->RO", x_RI, w_IO, preferred_element_type=dtype, out_sharding=spec(out[:2], out[2:]))
     return jax.lax.reshape(y_RO, (B, T, *outputs), out_sharding=spec(*out))
 
 

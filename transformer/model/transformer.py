@@ -67,7 +67,7 @@ class Transformer(nn.Module):
             unembedding_VD = embedding_VD
             if not c.tie_embeddings:
                 unembedding_VD = weight(self, "unembedding", *table, role="unembedding", std=c.init_std)
-            logits_BTV = product(x_BTD, unembedding_VD.T, (V,), LOGITS).astype(jnp.float32)
+            logits_BTV = product(x_BTD, unembedding_VD.T, (V,), LOGITS, jnp.float32)
         return logits_BTV, cache
 
     def blocks(self, x_BTD: jax.Array, mask: Mask, rotation: Any, cache: Any, places_BT: Any) -> tuple[jax.Array, Any]:
