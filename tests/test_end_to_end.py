@@ -393,13 +393,14 @@ def test_init_from_starts_at_step_0_with_the_weights_of_another_run(trained: Pat
     changed = {"train": {**vars_of(experiment.train), "init_from": "run"}}
     fresh = rebuilt(experiment, changed)
     with jax.set_mesh(make_mesh(Mesh())):
-        state = first_state(fresh)
+        state = first_state(fresh, open_run(trained).tokenizer)
     assert int(state.step) == 0
     for a, b in zip(jax.tree.leaves(state.params), leaves(trained), strict=True):
         assert np.asarray(a).tobytes() == b.tobytes()
     assert all(not np.asarray(x).any() for x in jax.tree.leaves(state.opt_state)), "fresh moments"
-    line = refused(*TRAIN, "--workdir=bad", "--config.train.init_from=run", "--config.model.width=32")
-    assert "config.train.init_from" in line and not (home / "bad").exists()
+    for other in ("model.width=32", "model.positions=sinusoidal", "model.norm.epsilon=1e-3"):
+        line = refused(*TRAIN, "--workdir=bad", "--config.train.init_from=run", f"--config.{other}")
+        assert "config.train.init_from" in line and other.partition("=")[0] in line and not (home / "bad").exists()
     result = done(*TRAIN, "--workdir=more", "--config.train.init_from=run", "--config.train.steps=2")
     assert result["step"] == 2 and result["loss"] < 4.5, "it went on from what was learnt"
 

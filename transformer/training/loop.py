@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer import run as runs
@@ -18,17 +17,21 @@ from transformer.config import Experiment
 from transformer.data.documents import Documents, token_sizes
 from transformer.data.loader import Batch, Loader
 from transformer.data.prepare import Prepared, prepare
+from transformer.data.tokenizer import Tokenizer
 from transformer.errors import UserError
 from transformer.parallel.mesh import make_mesh
 from transformer.parallel.rules import spec
+from transformer.settings import leaves
 from transformer.stopping import Stop, deferred
 from transformer.training.checkpoint import Checkpoints
 from transformer.training.metrics import Records, read
 from transformer.training.progress import Progress
-from transformer.training.state import State, init_params, init_state
+from transformer.training.state import State, init_state
 from transformer.training.step import Metrics, train_step
 
 Say = Callable[[str], None]
+# What may differ between a run and one that starts from its weights: nothing that the weights depend on.
+FREE = tuple(f"model.{name}" for name in ("dropout", "init_std", "dtype", "stack", "remat"))
 
 
 def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], say: Say) -> State:
@@ -48,7 +51,7 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
         experiment.model.context,
     )
     with jax.set_mesh(make_mesh(experiment.mesh)), contextlib.ExitStack() as stack:
-        fresh = None if known else first_state(experiment)
+        fresh = None if known else first_state(experiment, prepared.tokenizer)
         if not known:
             runs.claim(workdir, experiment)  # only now: nothing that was wrong with the input leaves files behind
         prepared.tokenizer.save(workdir)
@@ -59,12 +62,15 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
             state, progress = checkpoints.restore(experiment)
             say(f"{workdir}: going on after step {int(state.step)} of {experiment.train.steps}")
         else:
-            state, progress = fresh or first_state(experiment), {"tokens": 0, "skipped": 0, "skipped_in_a_row": 0}
+            state, progress = (
+                fresh or first_state(experiment, prepared.tokenizer),
+                {"tokens": 0, "skipped": 0, "skipped_in_a_row": 0},
+            )
         start = int(state.step)
-        records = Records(workdir, start)
-        stack.callback(records.close)
         if start == experiment.train.steps:
             return state
+        records = Records(workdir, start)
+        stack.callback(records.close)
         origin = runs.provenance(argv, data=prepared.report, content_hash=prepared.content_hash)
         origin["tokenizer_hash"] = prepared.tokenizer.fingerprint
         origin["resumed_at_step"] = start
@@ -83,16 +89,23 @@ def check_vocabulary(experiment: Experiment, prepared: Prepared) -> None:
         raise UserError(f"config.tokenizer: has {found} entries, the model was asked for {experiment.vocab_size}")
 
 
-def first_state(experiment: Experiment) -> State:
-    """Fresh weights, or those of the run in ``train.init_from`` with fresh moments and step 0."""
+def first_state(experiment: Experiment, tokenizer: Tokenizer) -> State:
+    """Fresh weights, or those of the run in ``train.init_from`` with fresh moments and step 0.
+
+    UserError where that run's weights would mean something else here: another model, other ids.
+    """
     state = jax.jit(init_state, static_argnums=0)(experiment)
     source = experiment.train.init_from
     if source is None:
         return state
     given = runs.open_run(Path(source))
-    theirs = jax.eval_shape(lambda: init_params(given.experiment))
-    if jax.tree.map(jnp.shape, theirs) != jax.tree.map(jnp.shape, state.params):
-        raise UserError(f"config.train.init_from: the weights of {source} have other names or shapes than this model")
+    ours, theirs = leaves(experiment.model), leaves(given.experiment.model)
+    differ = [f"model.{name}" for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    differ = [name for name in differ if name not in FREE]
+    if tokenizer.fingerprint != given.tokenizer.fingerprint:
+        differ.append("tokenizer")
+    if differ:
+        raise UserError(f"config.train.init_from: {source} differs from this experiment in {', '.join(differ)}")
     params, _ = given.params()
     return state._replace(params=params)
 
