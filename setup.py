@@ -20,11 +20,9 @@ setup(
         "optax>=0.2.8,<0.3",  # optimizers, learning-rate schedules, gradient clipping
         "orbax-checkpoint>=0.12.8,<0.13",  # writes and reads checkpoints, sharded and across processes
         "sentencepiece>=0.2.1,<0.3",  # trains and runs the subword tokenizers
-        "absl-py>=2.3,<3",  # logging
+        "absl-py>=2.3,<3",  # the flags of the command line
         "numpy>=2.2,<3",  # arrays on the host: token stores, batches, random streams for data
-        "scipy>=1.15,<2",  # statistics of a study: paired intervals, p values, power
-        "fsspec>=2025.3",  # paths that are not local (gs://..., https://...)
-        "rich>=14,<16",  # progress and tables in the terminal
+        "fsspec>=2025.3",  # paths that are not local (gs://..., memory://...)
         "jinja2>=3.1,<4",  # the HTML of reports and of the inspect page
         "matplotlib>=3.10,<4",  # figures inside the reports
         "tensorboardX>=2.6.4,<3",  # TensorBoard event files

@@ -191,6 +191,28 @@ def test_a_run_from_text_to_page_with_a_trained_tokenizer(home: Path) -> None:
     assert (home / done("report", "smoke")["report"]).read_text().startswith("<!doctype html>")
 
 
+def test_a_run_does_not_go_on_with_other_text(home: Path) -> None:
+    """The text behind data.source changed between two starts: refused, and the run's tokenizer is as it was."""
+    source, more = home / "shelf", ("--config.data.source=shelf", "--config.tokenizer=bpe", "--config.train.steps=2")
+    source.mkdir()
+    (source / "one.txt").write_text("the cat sat on the mat and the dog ran over the hill\n" * 200)
+    (source / "two.txt").write_text("a bird sang in the tall tree while rain fell all day\n" * 200)
+    argv = (*TRAIN, *more, "--config.tokenizer.vocab_size=310", "--workdir=other")
+    done(*argv)
+    before = (home / "other" / "tokenizer.model").read_bytes()
+    (source / "three.txt").write_text("xylophones quiz jovial wizards, vexing them 0123456789\n" * 300)
+    assert "was trained on other text" in refused(*argv)
+    assert (home / "other" / "tokenizer.model").read_bytes() == before
+
+
+def test_prompts_and_directories_are_checked_before_any_training(home: Path) -> None:
+    long = "--config.train.prompts=short," + "x" * 200
+    assert "config.train.prompts: 'xxx" in refused(*TRAIN, "--workdir=bad", long)
+    assert "is a URL" in refused(*TRAIN, "--workdir=gs://bucket/run")
+    assert "is a URL" in refused("sample", "--run=gs://bucket/run")
+    assert not (home / "bad").exists() and not (home / "gs:").exists()
+
+
 def test_the_files_of_a_run(trained: Path) -> None:
     names = {p.name for p in trained.iterdir()}
     assert names == {
@@ -218,9 +240,13 @@ def test_the_files_of_a_run(trained: Path) -> None:
 
 def test_the_newest_checkpoints_and_the_best_are_kept(trained: Path) -> None:
     steps = sorted(int(p.name) for p in (trained / "checkpoints").iterdir())
-    assert steps[-KEPT:] == [8, 12] and len(steps) <= KEPT + 1
+    records = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    measured = {r["step"]: r["eval_loss"] for r in records if "eval_loss" in r}
+    improved = {s for s in measured if measured[s] == min(loss for t, loss in measured.items() if t <= s)}
+    saved = sorted({4, 8, 12} | improved)  # every fourth step, and each new best
+    assert steps == sorted({*saved[-KEPT:], min(measured, key=measured.__getitem__)})
     assert done("sample", f"--run={trained}", "--tokens=1", "--checkpoint=best")["step"] in steps
-    assert done("sample", f"--run={trained}", "--tokens=1", "--checkpoint=8")["step"] == 8
+    assert done("sample", f"--run={trained}", "--tokens=1", f"--checkpoint={steps[0]}")["step"] == steps[0]
     assert "is not newest, best or one of the steps" in refused("sample", f"--run={trained}", "--checkpoint=5")
 
 
@@ -590,9 +616,14 @@ def test_the_best_checkpoint_outlives_newer_ones(trained: Path, tmp_path: Path) 
         old.close()
         checkpoints = Checkpoints(tmp_path / "checkpoints", 2)
         for step, loss in enumerate([3.0, 1.0, float("nan"), 2.0, 5.0, float("inf")], 1):
-            checkpoints.save(state._replace(step=np.int32(step)), {"eval_loss": loss})
+            checkpoints.save(state._replace(step=np.int32(step)), {"eval_loss": loss, "eval_step": step})
         checkpoints.close()
         assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir()) == [2, 5, 6]
+        stale = Checkpoints(tmp_path / "stale", 1)
+        for step in (1, 2, 3):  # measured at step 1 alone: the later two carry its number, not their own
+            stale.save(state._replace(step=np.int32(step)), {"eval_loss": 1.0, "eval_step": 1})
+        stale.close()
+        assert sorted(int(p.name) for p in (tmp_path / "stale").iterdir()) == [1, 3]
 
 
 def test_what_killed_saves_left_is_removed_and_never_counted(tmp_path: Path) -> None:

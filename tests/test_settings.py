@@ -374,3 +374,10 @@ def test_no_damaged_json_ever_raises_anything_but_a_user_error(name: str, value:
         check_types(from_dict(Experiment, data))
     except UserError as error:
         assert len(str(error).splitlines()) == 1
+
+
+def test_a_comma_within_a_text_is_written_with_a_backslash() -> None:
+    from transformer.config import Experiment
+
+    changed = override(Experiment(), {"train.prompts": r"Hello\, world,Once"})
+    assert changed.train.prompts == ("Hello, world", "Once")

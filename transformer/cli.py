@@ -5,7 +5,6 @@
 
 import importlib
 import json
-import math
 import os
 import sys
 import traceback
@@ -18,6 +17,7 @@ from absl import flags, logging
 
 from transformer import stopping
 from transformer.errors import UserError, did_you_mean
+from transformer.jsons import finite
 
 PREFIX = "--config."
 
@@ -51,11 +51,18 @@ class Args:
     def run_directory(self) -> Path:
         if not self.flags.run:
             raise UserError("--run=DIR is missing: the directory of a trained run, for example --run=runs/demo")
-        return Path(self.flags.run)
+        return local_path("--run", self.flags.run)
 
     @property
     def cache(self) -> Path:
         return Path(self.flags.cache).expanduser()
+
+
+def local_path(flag: str, text: str) -> Path:
+    """A directory on this machine, with ~ for the home directory. UserError for a URL."""
+    if "://" in text:
+        raise UserError(f"{flag}: {text} is a URL; a run is kept on this machine, name a directory")
+    return Path(text).expanduser()
 
 
 def say(line: str) -> None:
@@ -127,15 +134,6 @@ def _dispatch(commands: dict[str, str], argv: list[str]) -> int:
     elif text:
         print(text)
     return 0
-
-
-def finite(value: Any) -> Any:
-    """JSON has no infinities and no NaN: they are written as null."""
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:

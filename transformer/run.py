@@ -17,6 +17,7 @@ from transformer.config import Experiment
 from transformer.data import tokenizer as tokenizers
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import UserError
+from transformer.jsons import write_json
 from transformer.parallel.mesh import Mesh
 from transformer.settings import from_dict, leaves, to_dict
 from transformer.training.checkpoint import restore_params
@@ -93,11 +94,16 @@ def claim(directory: Path, experiment: Experiment) -> None:
         raise UserError(f"--workdir: cannot write to {directory}: {error.strerror}") from error
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Written whole or not at all."""
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    fresh.replace(path)
+def check_text(directory: Path, content_hash: str, tokenizer_hash: str) -> None:
+    """UserError where the run in ``directory`` was trained on other text, or with another tokenizer."""
+    file = directory / PROVENANCE
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    for what, found in (("content_hash", content_hash), ("tokenizer_hash", tokenizer_hash)):
+        if known.get(what, found) != found:
+            raise UserError(
+                f"{directory}: was trained on other text than data.source holds now: {what} was {known[what]}, "
+                f"is {found}; put the text back, or train in another directory"
+            )
 
 
 def provenance(argv: list[str], **more: Any) -> dict[str, Any]:
@@ -139,7 +145,9 @@ def _git(*words: str) -> str | None:
     """What git says about this project's own checkout; None where it is not one."""
     here = Path(__file__).parent
     try:
-        top = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10, check=True)
+        top = subprocess.run(
+            ["git", *words], cwd=here, capture_output=True, text=True, errors="replace", timeout=10, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return top.stdout.strip()

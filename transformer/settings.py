@@ -125,7 +125,7 @@ def parse(value: Any, hint: Any, where: str) -> Any:
         return value
     if origin is tuple:
         if isinstance(value, str):
-            value = value.split(",") if value else ()
+            value = [part.replace("\\,", ",") for part in re.split(r"(?<!\\),", value)] if value else ()
         if not isinstance(value, tuple | list):
             raise _wrong(value, "a tuple", where)
         return tuple(parse(v, args[0], where) for v in value)

@@ -1,6 +1,5 @@
 """Measure a run: its validation split, or a text of the user's, with the protocol in the result."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from transformer.analysis.evaluate import evaluate, total
 from transformer.config import Experiment
 from transformer.data.documents import Documents, Encoded, encode, token_sizes
 from transformer.data.prepare import Log, prepare
-from transformer.data.readers import documents as read_documents
+from transformer.data.readers import find, read
 from transformer.errors import UserError
 from transformer.run import Run
 
@@ -20,21 +19,15 @@ EVALUATION = "evaluation.json"
 def validation(run: Run, cache: Path, log: Log) -> Documents:
     """The documents that the run's training held out. UserError where the text has changed since."""
     prepared = prepare(run.experiment.data, run.experiment.tokenizer, cache, log)
-    origin = run.directory / runs.PROVENANCE
-    known = json.loads(origin.read_text()) if origin.is_file() else {}
-    for what, found in (
-        ("content_hash", prepared.content_hash),
-        ("tokenizer_hash", prepared.tokenizer.fingerprint),
-    ):
-        if known.get(what, found) != found:
-            raise UserError(f"{run.directory}: was trained on other text: {what} was {known[what]}, is now {found}")
+    runs.check_text(run.directory, prepared.content_hash, prepared.tokenizer.fingerprint)
     return Documents(prepared.validation, run.tokenizer.end_id)
 
 
 def texts(run: Run, source: str) -> Encoded:
     """The documents of a user's file, encoded as training text is."""
     piece_bytes = run.experiment.data.piece_bytes
-    found = [b"".join(d.chunks()) for d in read_documents(source, run.experiment.data.text_field)]
+    field = run.experiment.data.text_field  # of JSON lines and Parquet; a plain file has none
+    found = [b"".join(d.chunks()) for file in find(source) for d in read(file, field)]
     if not any(found):
         raise UserError(f"{source}: holds no text")
     return Encoded([encode(run.tokenizer, text, piece_bytes) for text in found])

@@ -5,7 +5,7 @@ from typing import Any
 
 from absl import flags
 
-from transformer.cli import Args, Command, define_config, say
+from transformer.cli import Args, Command, define_config, local_path, say
 from transformer.errors import UserError
 
 
@@ -20,7 +20,7 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
         raise UserError("--workdir=DIR is missing: where the run is kept, for example --workdir=runs/first")
     from transformer.training.loop import train
 
-    workdir = Path(args.flags.workdir)
+    workdir = local_path("--workdir", args.flags.workdir)
     train(experiment, workdir, args.cache, args.argv, say)
     return finish(workdir, args.cache)
 
@@ -33,8 +33,9 @@ def finish(workdir: Path, cache: Path) -> tuple[dict[str, Any], str]:
     from transformer.analysis.report import SAMPLES, write_report
     from transformer.generation.sample import sample
     from transformer.generation.sampling import Sampling
+    from transformer.jsons import write_json
     from transformer.parallel.mesh import Mesh, make_mesh
-    from transformer.run import open_run, write_json
+    from transformer.run import open_run
 
     run = open_run(workdir).on_one_device()
     prompts = run.experiment.train.prompts

@@ -32,7 +32,7 @@ from transformer.data.tokenizer import Bytes, ByteTokenizer, Tokenizer, Tokenize
 from transformer.errors import UserError
 from transformer.settings import settings, tag_of, to_dict
 
-FORMAT = 1  # raise it when the same settings would give other files
+FORMAT = 2  # raise it when the same settings would give other files
 _BATCH_BYTES = 1 << 21
 Log = Callable[[str], None]
 

@@ -21,7 +21,7 @@ from transformer.data.zstd import ZstdReader
 from transformer.errors import UserError, did_you_mean
 
 TEXT = (".txt", ".md")
-JSON_LINES = (".jsonl", ".ndjson")
+JSON_LINES = (".jsonl", ".ndjson", ".json")
 PACKED = (".gz", ".zst")
 CHUNK = 1 << 20
 _ROWS = 1024  # Parquet rows in memory at a time

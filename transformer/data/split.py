@@ -53,7 +53,7 @@ def write_manifests(
                 else:
                     record["split"] = "validation" if is_held else "train"
                 training += record["split"] != "validation"
-                stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+                stream.write(json.dumps(record) + "\n")
         draft.unlink()
         if not training:
             raise UserError(f"data.source: no document of {source.name} is left to train on")
@@ -79,7 +79,7 @@ def _scan(source: Source, draft: Path, log: Callable[[str], None]) -> _Keys:
                 continue
             keys.append(int.from_bytes(digest.digest()[:8], "big"))
             record = {"name": document.name, "sha256": digest.hexdigest(), "bytes": size}
-            stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+            stream.write(json.dumps(record) + "\n")
             total += size
             if total - said >= 1 << 28:
                 said = total

@@ -74,6 +74,8 @@ def check(train: Train) -> None:
     for name in betas:
         if not 0 <= getattr(optimizer, name) < 1:
             raise UserError(f"config.train.optimizer.{name}: {getattr(optimizer, name)} is not from 0 up to below 1")
+    if isinstance(optimizer, Muon) and optimizer.rms <= 0:
+        raise UserError(f"config.train.optimizer.rms: {optimizer.rms} is not above 0")
     if optimizer.epsilon <= 0:
         raise UserError(f"config.train.optimizer.epsilon: {optimizer.epsilon} is not above 0")
     if train.profile and not (len(train.profile) == 2 and 1 <= train.profile[0] <= train.profile[1] <= train.steps):

@@ -19,6 +19,7 @@ from transformer.data.loader import Batch, Loader
 from transformer.data.prepare import Prepared, prepare
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import UserError
+from transformer.jsons import write_json
 from transformer.parallel.mesh import make_mesh
 from transformer.parallel.rules import spec
 from transformer.settings import leaves
@@ -31,7 +32,7 @@ from transformer.training.step import Metrics, train_step
 
 Say = Callable[[str], None]
 # What may differ between a run and one that starts from its weights: nothing that the weights depend on.
-FREE = tuple(f"model.{name}" for name in ("dropout", "init_std", "dtype", "stack", "remat"))
+FREE = tuple(f"model.{name}" for name in ("dropout", "dtype", "stack", "remat"))
 
 
 def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], say: Say) -> State:
@@ -43,6 +44,9 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
     known = runs.is_ours(workdir, experiment)
     prepared = prepare(experiment.data, experiment.tokenizer, cache, say)
     check_vocabulary(experiment, prepared)
+    check_prompts(experiment, prepared)
+    if known:
+        runs.check_text(workdir, prepared.content_hash, prepared.tokenizer.fingerprint)
     loader = Loader(
         prepared.train,
         experiment.data.weights,
@@ -54,7 +58,7 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
         fresh = None if known else first_state(experiment, prepared.tokenizer)
         if not known:
             runs.claim(workdir, experiment)  # only now: nothing that was wrong with the input leaves files behind
-        prepared.tokenizer.save(workdir)
+            prepared.tokenizer.save(workdir)
         checkpoints = Checkpoints(workdir / runs.CHECKPOINTS, experiment.train.keep)
         stack.callback(checkpoints.close)
         resume = known and checkpoints.newest is not None
@@ -76,10 +80,10 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
         origin["resumed_at_step"] = start
         origin["accounting"] = loader.accounting()
         origin["earlier"] = runs.earlier(workdir)
-        runs.write_json(workdir / runs.PROVENANCE, origin)
+        write_json(workdir / runs.PROVENANCE, origin)
         loop = Loop(experiment, workdir, prepared, loader, checkpoints, records, progress, say)
         state = loop.run(state, start)
-        runs.write_json(workdir / runs.PROVENANCE, origin | {"end": runs.now()})
+        write_json(workdir / runs.PROVENANCE, origin | {"end": runs.now()})
     return state
 
 
@@ -87,6 +91,17 @@ def check_vocabulary(experiment: Experiment, prepared: Prepared) -> None:
     found = prepared.tokenizer.vocab_size
     if found != experiment.vocab_size:
         raise UserError(f"config.tokenizer: has {found} entries, the model was asked for {experiment.vocab_size}")
+
+
+def check_prompts(experiment: Experiment, prepared: Prepared) -> None:
+    """UserError now, not after the training, where a prompt to continue at its end does not fit."""
+    for prompt in experiment.train.prompts:
+        length, context = len(prepared.tokenizer.encode(prompt)) + 1, experiment.model.context
+        if length >= context:
+            raise UserError(
+                f"config.train.prompts: {prompt!r} has {length} tokens with its start, which leave no room in the "
+                f"context of {context}"
+            )
 
 
 def first_state(experiment: Experiment, tokenizer: Tokenizer) -> State:
@@ -98,7 +113,7 @@ def first_state(experiment: Experiment, tokenizer: Tokenizer) -> State:
     source = experiment.train.init_from
     if source is None:
         return state
-    given = runs.open_run(Path(source))
+    given = runs.open_run(Path(source).expanduser())
     ours, theirs = leaves(experiment.model), leaves(given.experiment.model)
     differ = [f"model.{name}" for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
     differ = [name for name in differ if name not in FREE]
@@ -106,7 +121,7 @@ def first_state(experiment: Experiment, tokenizer: Tokenizer) -> State:
         differ.append("tokenizer")
     if differ:
         raise UserError(f"config.train.init_from: {source} differs from this experiment in {', '.join(differ)}")
-    params, _ = given.params()
+    params, _ = runs.restore_params(Path(source).expanduser() / runs.CHECKPOINTS, experiment, "newest")
     return state._replace(params=params)
 
 
@@ -146,24 +161,25 @@ class Loop:
         pending: tuple[int, Metrics] | None = None
         with self.loader.iterate(start) as batches, deferred() as asked, self.tracing() as trace:
             for done in range(start + 1, train.steps + 1):
-                trace(done)
+                trace(done, state)
                 state, metrics = step(self.experiment, state, place(next(batches)))
                 if pending is not None:
                     self.record(*pending)
                 pending = done, metrics
-                last = done == train.steps or asked.signal is not None
+                last, best = done == train.steps or asked.signal is not None, False
                 evaluating = done % train.eval_every == 0 or done == train.steps
                 if last or evaluating or done % train.checkpoint_every == 0:
                     self.record(*pending)
                     pending = None
                 if evaluating:
                     try:
-                        self.evaluate(state.params, done)
+                        best = self.evaluate(state.params, done)
                     except Exception:
                         self.checkpoints.save(state, self.numbers)  # what was trained is kept
                         raise
-                if last or done % train.checkpoint_every == 0:
-                    self.checkpoints.save(state, self.numbers)
+                if last or best or done % train.checkpoint_every == 0:
+                    with self.display.paused():
+                        self.checkpoints.save(state, self.numbers)
                 if asked.signal is not None:
                     break
         self.checkpoints.wait()
@@ -194,8 +210,8 @@ class Loop:
         if self.numbers["skipped_in_a_row"] >= train.max_skipped:
             raise FloatingPointError(f"stopped at step {step}: {train.max_skipped} steps in a row were skipped")
 
-    def evaluate(self, params: Any, step: int) -> None:
-        """Measure on the fixed windows of the validation split and write it down."""
+    def evaluate(self, params: Any, step: int) -> bool:
+        """Measure on the fixed windows of the validation split and write it down; True for the best so far."""
         train, context = self.experiment.train, self.experiment.model.context
         with self.display.paused():
             scores = evaluate(
@@ -208,8 +224,10 @@ class Loop:
                 count=train.eval_windows,
             )
         report = total(scores).report()
+        best = report["loss"] < self.numbers.get("best_eval_loss", math.inf)
         self.numbers |= {"eval_loss": report["loss"], "eval_step": step}
-        self.numbers["best_eval_loss"] = min(report["loss"], self.numbers.get("best_eval_loss", math.inf))
+        if best:
+            self.numbers["best_eval_loss"] = report["loss"]
         record = {"step": step, "eval_loss": report["loss"]}
         record |= {name: report[name] for name in ("perplexity", "bits_per_byte", "accuracy")}
         self.records.write("metrics", record | {"eval_tokens": report["tokens"], "eval_bytes": report["bytes"]})
@@ -217,14 +235,17 @@ class Loop:
             f"step {step}: validation loss {report['loss']:.4f}, perplexity {report['perplexity']:.2f}, "
             f"{report['bits_per_byte']:.4f} bits per byte"
         )
+        return best
 
     @contextlib.contextmanager
-    def tracing(self) -> Iterator[Callable[[int], None]]:
+    def tracing(self) -> Iterator[Callable[[int, State], None]]:
         """Start and stop the profiler around the steps of ``train.profile``."""
         profile, running = self.experiment.train.profile, False
 
-        def at(step: int) -> None:
+        def at(step: int, state: State) -> None:
             nonlocal running
+            if profile and step in (profile[0], profile[1] + 1):
+                jax.block_until_ready(state)  # steps run behind their dispatch
             if profile and step == profile[0] and not running:
                 jax.profiler.start_trace(str(self.workdir / "profile"))
                 running = True

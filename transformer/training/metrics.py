@@ -1,12 +1,13 @@
 """What a run writes down: metrics.jsonl (nothing in it depends on the clock), timing.jsonl, event files."""
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
 
 from tensorboardX import SummaryWriter
+
+from transformer.jsons import finite
 
 
 class Records:
@@ -27,7 +28,7 @@ class Records:
     def write(self, name: str, record: dict[str, Any]) -> None:
         """Append to metrics.jsonl or timing.jsonl, and to the event files."""
         file = self._files[name]
-        file.write(json.dumps(_finite(record)) + "\n")
+        file.write(json.dumps(finite(record)) + "\n")
         file.flush()
         for key, value in record.items():
             if key != "step" and isinstance(value, int | float):
@@ -53,8 +54,3 @@ def _rewind(path: Path, step: int) -> None:
     fresh = path.with_suffix(".tmp")
     fresh.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
     fresh.replace(path)
-
-
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinities: they are written as null."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

@@ -1,0 +1,22 @@
+"""JSON as it is written here: whole or not at all, and without the infinities that JSON does not have."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+
+def finite(value: Any) -> Any:
+    """``value`` with null for every infinity and NaN."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Written whole or not at all."""
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_text(json.dumps(finite(data), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    fresh.replace(path)
