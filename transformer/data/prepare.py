@@ -32,7 +32,7 @@ from transformer.data.tokenizer import Bytes, ByteTokenizer, Tokenizer, Tokenize
 from transformer.errors import UserError
 from transformer.settings import settings, tag_of, to_dict
 
-FORMAT = 2  # raise it when the same settings would give other files
+FORMAT = 3  # raise it when the same settings would give other files
 _BATCH_BYTES = 1 << 21
 Log = Callable[[str], None]
 
@@ -44,7 +44,7 @@ class Data:
     source: a bundled corpus, a path, a glob or a URL; several separated by commas.
     weights: the sources' shares of rows; empty for shares in proportion to their size.
     text_field: the field (JSON lines) or column (Parquet) that holds the text.
-    validation: the share of documents held out, of bytes where there is only one document.
+    validation: the share of the bytes held out, in whole documents where there are several.
     piece_bytes: documents longer than this are cut at multiples of it.
     seed: the order of the pieces; it changes neither the split nor the tokenizer.
     """

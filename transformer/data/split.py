@@ -1,7 +1,9 @@
 """Which text is held out, decided document by document before anything else, and written down.
 
-The choice depends on the content alone: never on a seed, an order, or a file's name. Identical documents
-land on the same side, also when they come from different sources. The manifest has one JSON line per
+Documents are held out up to the wanted share of the bytes, in the order of their hashes, those that would
+exceed it passed over; where every one would, the smallest is held out, and said. So the choice depends on
+the content alone: never on a seed, an order, or a file's name. Identical documents land on the same side,
+also when they come from different sources. The manifest has one JSON line per
 document: name, sha256, bytes, split ("train", "validation" or "cut"); a document that is cut, the only
 one of its source, has ``cut`` too: the byte where its held-out end starts.
 """
@@ -34,7 +36,7 @@ def write_manifests(
     """Read every source once and write its manifest. Raises UserError where a source cannot be split."""
     drafts = [path.with_name(path.name + ".draft") for path in paths]
     keys = [_scan(source, draft, log) for source, draft in zip(sources, drafts, strict=True)]
-    chosen = [_choose(s, k, d, validation) for s, k, d in zip(sources, keys, drafts, strict=True)]
+    chosen = [_choose(s, k, d, validation, log) for s, k, d in zip(sources, keys, drafts, strict=True)]
     held_out = np.unique(np.concatenate(chosen))
     for i, (source, draft, path) in enumerate(zip(sources, drafts, paths, strict=True)):
         single = chosen[i].size == 0
@@ -90,7 +92,7 @@ def _scan(source: Source, draft: Path, log: Callable[[str], None]) -> _Keys:
     return np.array(keys, np.uint64)
 
 
-def _choose(source: Source, keys: _Keys, draft: Path, validation: float) -> _Keys:
+def _choose(source: Source, keys: _Keys, draft: Path, validation: float, log: Callable[[str], None]) -> _Keys:
     """The keys of the held-out documents; none where the source has a single one, which is cut instead."""
     if source.held_out is not None:
         named = [r["name"] in source.held_out for r in records(draft)]
@@ -98,11 +100,25 @@ def _choose(source: Source, keys: _Keys, draft: Path, validation: float) -> _Key
         return keys[named]
     if keys.size == 1:
         return keys[:0]
-    distinct = np.unique(keys)
+    sizes = np.fromiter((r["bytes"] for r in records(draft)), np.int64, keys.size)
+    # Sorted hashes are a random order that every reader of the same text agrees on.
+    distinct, which = np.unique(keys, return_inverse=True)
     if distinct.size == 1:
         raise UserError(f"data.source: all {keys.size} documents of {source.name} are the same: none can be held out")
-    # Sorted hashes are a random order that every reader of the same text agrees on.
-    return distinct[: min(max(1, round(validation * distinct.size)), distinct.size - 1)]
+    with_copies = np.bincount(which, weights=sizes)
+    left, held = validation * sizes.sum(), []
+    for i, size in enumerate(with_copies):
+        if size <= left:
+            held.append(i)
+            left -= size
+    if not held:
+        held = [int(with_copies.argmin())]
+        share = with_copies[held[0]] / sizes.sum()
+        log(
+            f"{source.name}: every document is more than data.validation={validation} of the bytes; "
+            f"the smallest, {share:.0%}, is held out"
+        )
+    return distinct[held]
 
 
 def _cut_at(source: Source, record: Record, validation: float, piece_bytes: int) -> int:
