@@ -6,6 +6,7 @@
 import importlib
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -72,7 +73,7 @@ def say(line: str) -> None:
 
 def main(commands: dict[str, str], argv: Sequence[str]) -> int:
     """Run ``argv`` (without the program's name); ``commands`` maps each name to its module. Returns the exit status."""
-    debug = any(word in argv for word in ("--debug", "--debug=true", "-debug"))
+    debug = any(re.fullmatch(r"--?debug(=(true|t|1|yes|y))?", word, re.IGNORECASE) for word in argv)
     stopping.install()
     logging.set_verbosity(logging.ERROR)  # Orbax tells much that is not the user's business
     try:

@@ -83,10 +83,8 @@ def check(experiment: Experiment, given: Collection[str] = ()) -> None:
     train_config.check(e.train)
     if not isinstance(e.tokenizer, Bytes) and e.tokenizer.vocab_size < 2:
         raise UserError(f"config.tokenizer.vocab_size: {e.tokenizer.vocab_size} is too small, set 300 or more")
+    mesh.check(e.mesh)
     by_axis = mesh.sizes(e.mesh)
-    for name, size in by_axis.items():
-        if size < 1:
-            raise UserError(f"config.mesh.{name}: {size} is not a number of devices, set 1 or more")
     rows = e.train.batch // e.train.accumulate
     of = f" / train.accumulate={e.train.accumulate}" if e.train.accumulate > 1 else ""
     rules.check_divides(f"config.train.batch={e.train.batch}{of}", (rows,), ("batch",), by_axis)

@@ -1,11 +1,14 @@
 """A run on disk: one directory, everything in it readable. See docs/architecture.md for the files."""
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -94,16 +97,40 @@ def claim(directory: Path, experiment: Experiment) -> None:
         raise UserError(f"--workdir: cannot write to {directory}: {error.strerror}") from error
 
 
+@contextlib.contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Inside, no other process trains in ``directory``. UserError where one does; a kill leaves no lock behind."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"--workdir: another process trains in {directory}; choose another directory") from None
+        except OSError as error:
+            raise UserError(f"--workdir: {directory} cannot be locked: {error.strerror}") from error
+        yield
+    finally:
+        os.close(handle)
+
+
 def check_text(directory: Path, content_hash: str, tokenizer_hash: str) -> None:
     """UserError where the run in ``directory`` was trained on other text, or with another tokenizer."""
-    file = directory / PROVENANCE
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    known = read_provenance(directory)
     for what, found in (("content_hash", content_hash), ("tokenizer_hash", tokenizer_hash)):
         if known.get(what, found) != found:
             raise UserError(
                 f"{directory}: was trained on other text than data.source holds now: {what} was {known[what]}, "
                 f"is {found}; put the text back, or train in another directory"
             )
+
+
+def read_provenance(directory: Path) -> dict[str, Any]:
+    """What provenance.json says; empty where there is none."""
+    file = directory / PROVENANCE
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{file}: is not JSON: {error}") from error
 
 
 def provenance(argv: list[str], **more: Any) -> dict[str, Any]:
@@ -125,10 +152,9 @@ def provenance(argv: list[str], **more: Any) -> dict[str, Any]:
 
 def earlier(directory: Path) -> list[dict[str, Any]]:
     """The starts of a run before this one, oldest first: when, where, with which code, from which step."""
-    file = directory / PROVENANCE
-    if not file.is_file():
+    last = read_provenance(directory)
+    if not last:
         return []
-    last = json.loads(file.read_text(encoding="utf-8"))
     kept = ("start", "end", "resumed_at_step", "host", "commit", "versions")
     return [*last.get("earlier", []), {name: last[name] for name in kept if name in last}]
 

@@ -87,6 +87,26 @@ def test_D17_identical_documents_stay_together(tmp_path: Path) -> None:
     assert held and trained and not held & trained and len(held | trained) == 9
 
 
+def test_documents_of_unequal_size_keep_to_the_share_of_bytes(tmp_path: Path) -> None:
+    """Whatever the hashes say: never nearly all of the text, because one document is nearly all of it."""
+    for case in range(8):
+        folder = tmp_path / str(case)
+        folder.mkdir()
+        for i, words in enumerate((4000, 150, 150, 3000)):
+            (folder / f"{i}.txt").write_text(prose(10 * case + i, words))
+        prepared = prepare(Data(source=str(folder), validation=0.1), Bytes(), tmp_path / "cache")
+        total = sum(len(p.read_bytes()) for p in folder.iterdir())
+        assert 0.01 < prepared.validation[0].source_bytes / total <= 0.1
+    said: list[str] = []
+    halves = tmp_path / "halves"
+    halves.mkdir()
+    for i, words in enumerate((1000, 1200)):
+        (halves / f"{i}.txt").write_text(prose(i, words))
+    prepared = prepare(Data(source=str(halves)), Bytes(), tmp_path / "cache", said.append)
+    assert len(b"".join(text_of(prepared)[1])) == (halves / "0.txt").stat().st_size
+    assert any("more than data.validation=0.1 of the bytes; the smallest, 4" in line for line in said), said
+
+
 def test_a_single_document_loses_its_end(tmp_path: Path) -> None:
     text = prose(1, 20_000)
     (tmp_path / "a.txt").write_text(text)
@@ -221,7 +241,7 @@ def test_T10_a_store_of_another_entry_is_refused(folder: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"weights": (1.0,)}, "has no effect with one source"),
+        ({"weights": (1.0, 2.0)}, "2 weights for 1 sources"),
         ({"source": "python_prose,python_code", "weights": (1.0,)}, "1 weights for 2 sources"),
         ({"source": "python_prose,python_code", "weights": (1.0, 0.0)}, "above 0"),
         ({"source": "python_prose,"}, "empty name"),

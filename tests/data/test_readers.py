@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from transformer.data.readers import CHUNK, documents
+from transformer.data.readers import CHUNK, documents, find
 from transformer.errors import UserError
 
 TEXTS = ["one \u00e9\n", "two\r\n \u2581\x00", "three"]
@@ -71,6 +71,9 @@ def test_a_directory_is_read_in_order_and_leaves_out_what_is_no_text(tmp_path: P
         (tmp_path / name).write_bytes(b"text of " + name.encode())
     (tmp_path / "c.jsonl").write_bytes(lines(["x"]))
     assert [name for name, _ in read(tmp_path)] == ["b/a.md", "c.jsonl#1", "z.txt"]
+    said: list[str] = []
+    assert len(find(str(tmp_path), said.append)) == len(find(tmp_path.as_uri(), said.append)) == 3
+    assert len(said) == 2 and all("3 of 6 files are passed over" in line for line in said)
     assert [name for name, _ in read(tmp_path / "**" / "*.txt")] == ["z.txt"]
     assert [name for name, _ in read(tmp_path / "?.txt")] == ["z.txt"]
 
@@ -146,6 +149,7 @@ def test_parquet_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\.parquet: no column 'text' \(there are: body, n\)"):
         read(path)
     assert "not a Parquet file" in wrong(tmp_path, "b.parquet", b"text")
+    assert "unpack the file first" in wrong(tmp_path, "d.parquet.zst", zst(path.read_bytes()))
     with pytest.raises(UserError, match="row 2: 'text' is NoneType"):
         read(parquet(tmp_path / "c.parquet", ["x", None]))
 

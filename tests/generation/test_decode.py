@@ -73,7 +73,7 @@ def all_of(generator: Generator, params: Any, prompts: Sequence[Sequence[int]], 
 def test_cached_logits_equal_uncached_ones_at_every_step(kind: type, positions: type) -> None:
     """G01, G06: a batch of prompts of 1, 3 and 9 tokens; the logits of each row and step against the model alone."""
     config = experiment(attention=Attention(projection=kind()), positions=positions())
-    params, generator = weights(config), Generator(config, GREEDY, end_id=-1)
+    params, generator = weights(config), Generator(config, GREEDY, end_ids=())
     tokens_BP = np.full((3, 9), 7, np.int32)  # what fills up short prompts must not matter
     for b, prompt in enumerate(PROMPTS):
         tokens_BP[b, : len(prompt)] = prompt
@@ -97,7 +97,7 @@ def test_cached_logits_equal_uncached_ones_at_every_step(kind: type, positions: 
 def test_the_same_for_other_forms_of_the_model(changes: dict[str, Any]) -> None:
     config = experiment(**changes)
     params = weights(config)
-    found = all_of(Generator(config, GREEDY, -1), params, PROMPTS, 4)
+    found = all_of(Generator(config, GREEDY, ()), params, PROMPTS, 4)
     for prompt, row in zip(PROMPTS, found, strict=True):
         whole = np.array([prompt + row.ids])
         assert row.ids == plain(config, params, whole)[0, len(prompt) - 1 : -1].argmax(-1).tolist()
@@ -105,7 +105,7 @@ def test_the_same_for_other_forms_of_the_model(changes: dict[str, Any]) -> None:
 
 def test_in_bfloat16_the_cache_has_the_computations_dtype_and_logits_agree_to_its_precision() -> None:
     config = experiment(dtype="bfloat16")
-    params, generator = weights(config), Generator(config, GREEDY, -1)
+    params, generator = weights(config), Generator(config, GREEDY, ())
     text = prefill(generator, params, np.array([[END, 1, 2]], np.int32), np.array([3], np.int32), np.zeros(1, bool), 16)
     assert {x.dtype for x in jax.tree.leaves(text.cache)} == {jnp.dtype("bfloat16")}
     assert text.logits_BV.dtype == jnp.float32
@@ -118,7 +118,7 @@ def test_in_bfloat16_the_cache_has_the_computations_dtype_and_logits_agree_to_it
 def test_unequal_prompts_give_the_ids_that_each_gives_alone(positions: type) -> None:
     """G01: prompts of 3 and 9 tokens, greedy."""
     config = experiment(positions=positions())
-    params, generator = weights(config), Generator(config, GREEDY, END)
+    params, generator = weights(config), Generator(config, GREEDY, (END,))
     together = all_of(generator, params, PROMPTS[1:], 7)
     assert together == [all_of(generator, params, [p], 7)[0] for p in PROMPTS[1:]]
     for prompt, row in zip(PROMPTS[1:], together, strict=True):
@@ -130,7 +130,7 @@ def test_unequal_prompts_give_the_ids_that_each_gives_alone(positions: type) -> 
 def test_masks_come_from_lengths_and_never_from_ids(filler: int) -> None:
     """G02: text that holds the token which fills up short prompts, also as its last."""
     config = experiment()
-    params, generator = weights(config), Generator(config, GREEDY, END)
+    params, generator = weights(config), Generator(config, GREEDY, (END,))
     prompts = [[END, 3, 3, END, 3], [END, 1, END, 3, 4, 5, 6, END]]
     tokens_BP = np.array([p + [filler] * (16 - len(p)) for p in prompts], np.int32)
     text = prefill(generator, params, tokens_BP, np.array([5, 8], np.int32), np.zeros(2, bool), 16)
@@ -152,7 +152,7 @@ def successor() -> tuple[Experiment, Any]:
 def test_a_row_that_has_ended_stays_as_it_was_while_others_go_on() -> None:
     """G08: rows that end at steps 2 and 5: the work stops at step 5, and each row's length is its own."""
     config, params = successor()
-    generator = Generator(config, GREEDY, END)
+    generator = Generator(config, GREEDY, (END,))
     prompts = [[END, END - 2], [END, 0, END - 5]]
     steps = list(continue_prompts(generator, params, prompts, 9, chunk=1))
     assert len(steps) == 5
@@ -162,27 +162,35 @@ def test_a_row_that_has_ended_stays_as_it_was_while_others_go_on() -> None:
     assert all_of(generator, params, prompts, 4)[1] == Continuation([18, 19, 20, 21], False), "the limit is no end"
 
 
+def test_each_of_several_end_tokens_ends_a_row() -> None:
+    """G08: two end tokens; the first is the start token as well."""
+    config, params = successor()
+    prompts = [[END, END - 3], [END, 0, 3]]
+    found = all_of(Generator(config, GREEDY, (END, 6)), params, prompts, 9)
+    assert found == [Continuation([END - 2, END - 1], True), Continuation([4, 5], True)]
+
+
 def test_rows_that_only_fill_up_the_batch_never_keep_it_going() -> None:
     """G09: 3 prompts in a batch shape of 4: stops when the 3 have ended."""
     config, params = successor()
-    steps = list(continue_prompts(Generator(config, GREEDY, END), params, [[END, END - 2]] * 3, 12, chunk=1))
+    steps = list(continue_prompts(Generator(config, GREEDY, (END,)), params, [[END, END - 2]] * 3, 12, chunk=1))
     assert len(steps) == 2 and steps[-1] == [Continuation([END - 1], True)] * 3
     text = prefill(
-        Generator(config, GREEDY, END),
+        Generator(config, GREEDY, (END,)),
         params,
         np.zeros((2, 2), np.int32),
         np.array([2, 1]),
         np.array([False, True]),
         16,
     )
-    text = extend(Generator(config, GREEDY, END), params, text, np.array([5, 4]), 9, np.uint32(0))
+    text = extend(Generator(config, GREEDY, (END,)), params, text, np.array([5, 4]), 9, np.uint32(0))
     assert text.lengths_B.tolist() == [5, 1], "a row that is done is not written to"
 
 
 def test_lengths_and_the_context() -> None:
     """G07: context 16: 20, 16 + 1 are errors naming the numbers; 15 + 1 works; the empty prompt is the start token."""
     config = experiment()
-    params, generator = weights(config), Generator(config, GREEDY, -1)
+    params, generator = weights(config), Generator(config, GREEDY, ())
     for length, new in ((20, 1), (16, 1), (15, 2), (1, 16)):
         with pytest.raises(UserError) as error:
             all_of(generator, params, [[END], [1] * length], new)
@@ -198,7 +206,7 @@ def test_lengths_and_the_context() -> None:
 @pytest.mark.parametrize("token", [-1, V, 10**6])
 def test_an_id_outside_the_vocabulary_is_refused(token: int) -> None:
     with pytest.raises(UserError, match=f"prompt 1: holds an id outside the vocabulary of {V}"):
-        all_of(Generator(experiment(), GREEDY, END), None, [[END, token]], 1)
+        all_of(Generator(experiment(), GREEDY, (END,)), None, [[END, token]], 1)
 
 
 def test_neither_chunks_nor_the_cache_nor_the_company_change_a_draw() -> None:
@@ -206,7 +214,7 @@ def test_neither_chunks_nor_the_cache_nor_the_company_change_a_draw() -> None:
     config = experiment()
     params = weights(config, 0.3)
     sampling = Sampling(temperature=1.0, top_k=10, top_p=0.9, repetition_penalty=1.2)
-    generator = Generator(config, sampling, END)
+    generator = Generator(config, sampling, (END,))
     wanted = all_of(generator, params, PROMPTS, 7, seed=5)
     for chunk in (1, 3, 7, 100):
         steps = list(continue_prompts(generator, params, PROMPTS, 7, seed=5, chunk=chunk))
@@ -226,7 +234,7 @@ def test_the_repetition_penalty_counts_the_prompt_and_what_was_drawn() -> None:
     """With a penalty beyond all logits no token comes twice, and none of the prompt."""
     config = experiment(positions=Learned())
     params = weights(config, 0.2)
-    generator = Generator(config, Sampling(temperature=0.0, repetition_penalty=1e6), -1)
+    generator = Generator(config, Sampling(temperature=0.0, repetition_penalty=1e6), ())
     found = all_of(generator, params, [[END, 1, 2, 3], [END]], 12)
     text = [END, 1, 2, 3, *found[0].ids]
     logits = plain(config, params, np.array([text]))[0, 3:-1]

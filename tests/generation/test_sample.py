@@ -49,7 +49,7 @@ def test_a_prompt_that_brings_its_own_start_token_is_refused_at_the_models_door(
     """T08: ids that were already given a start."""
     from transformer.generation.decode import Generator, continue_prompts
 
-    generator = Generator(RUN.experiment, Sampling(), END)
+    generator = Generator(RUN.experiment, Sampling(), (END,))
     with pytest.raises(UserError, match="start token 2 times"):
         next(continue_prompts(generator, params, [[END, END, 5]], 1))
 

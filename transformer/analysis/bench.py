@@ -111,7 +111,7 @@ def time_generation(experiment: Experiment, rows: int, use_cache: bool) -> dict[
     context = experiment.model.context
     prompt = [1] * max(1, context // 8)
     # No id is the end here, so that every row runs to its limit.
-    generator = Generator(experiment, Sampling(temperature=0.0), end_id=-1, use_cache=use_cache)
+    generator = Generator(experiment, Sampling(temperature=0.0), end_ids=(), use_cache=use_cache)
     new = context - len(prompt)
 
     def once() -> None:

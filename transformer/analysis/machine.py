@@ -10,8 +10,9 @@ import jax.numpy as jnp
 
 
 @functools.cache
-def matmul_rate(dtype: str, size: int = 1024) -> float:
-    """FLOPs per second of one device in a product of two ``size`` x ``size`` matrices, the best of several tries."""
+def matmul_rate(dtype: str) -> float:
+    """FLOPs per second of one device in a product of two large square matrices, the best of several tries."""
+    size = 1024 if jax.default_backend() == "cpu" else 8192  # large enough to keep all of it busy
     key = jax.random.key(0)
     a = jax.random.normal(key, (size, size), jnp.float32).astype(dtype)
     product = jax.jit(lambda x, y: x @ y)

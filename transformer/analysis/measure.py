@@ -58,9 +58,11 @@ def measure(
 
 def sentence(result: dict[str, Any]) -> str:
     """The result as a person reads it."""
+    cut = result["compressed_bytes"]
+    cut_text = f" on its first {cut / 2**20:.0f} MiB" if cut < result["bytes"] else ""
     return (
         f"{result['text']}: {result['bits_per_byte']:.4f} bits per byte (gzip -9: {result['gzip_bits_per_byte']:.2f}, "
-        f"xz -9: {result['xz_bits_per_byte']:.2f}), loss {result['loss']:.4f} nats per token, "
+        f"xz -9: {result['xz_bits_per_byte']:.2f}{cut_text}), loss {result['loss']:.4f} nats per token, "
         f"perplexity {result['perplexity']:.2f}, accuracy {result['accuracy']:.1%}\n"
         f"{result['tokens']:,} tokens, {result['bytes']:,} bytes, {result['documents']} documents, "
         f"window {result['window']}, stride {result['stride']}, step {result['step']}"

@@ -45,7 +45,7 @@ class Source:
     files: tuple[File, ...] = ()
 
 
-def source(name: str, text_field: str, folder: Path) -> Source:
+def source(name: str, text_field: str, folder: Path, log: Callable[[str], None] = lambda line: None) -> Source:
     """The bundled corpus, file, directory, glob or URL called ``name``. Raises UserError when there is none.
 
     ``folder`` is where a fetched corpus is kept.
@@ -54,14 +54,14 @@ def source(name: str, text_field: str, folder: Path) -> Source:
         return BUNDLED[name](folder)
     if "/" not in name and "." not in name and not Path(name).exists() and not any(c in name for c in "*?["):
         raise UserError(f"data.source: {name!r} is no path and no bundled corpus{did_you_mean(name, BUNDLED)}")
-    files = tuple(readers.find(name))
+    files = tuple(readers.find(name, log))
     identity: dict[str, object] = {"files": [[f.name, f.size, f.stamp] for f in files], "field": text_field}
 
     def documents() -> Iterator[Document]:
         for file in files:
             yield from readers.read(file, text_field)
 
-    if sum(file.size for file in files) == 0:
+    if not any(file.size for file in files):
         raise UserError(f"{files[0].path if len(files) == 1 else name}: is empty")
     return Source(name, documents, identity, files=files)
 

@@ -16,7 +16,6 @@ import numpy as np
 from transformer.data.mixture import Mixture
 from transformer.data.packing import Batch, Packing
 from transformer.data.store import TokenStore
-from transformer.errors import UserError
 
 __all__ = ["Batch", "Loader", "batch_hash"]
 
@@ -29,10 +28,9 @@ class Loader:
     """
 
     def __init__(self, stores: Sequence[TokenStore], weights: Sequence[float], seed: int, batch: int, context: int):
-        """Raises UserError when a store is shorter than one row or the weights do not fit."""
+        """Raises UserError when a store is shorter than one row, or a share is too small."""
         assert stores and batch >= 1 and context >= 1
-        if weights and (len(stores) == 1 or len(weights) != len(stores) or min(weights) <= 0):
-            raise UserError(f"data.weights: {tuple(weights)} needs one positive weight for each of several sources")
+        assert len(weights) in (0, len(stores)) and all(w > 0 for w in weights)
         self.batch, self.context, self.seed = batch, context, seed
         self.packings = [Packing(store, context, seed) for store in stores]
         self._mixture = Mixture(weights or [store.source_bytes for store in stores])
@@ -56,12 +54,6 @@ class Loader:
             for whole, rows in zip(out, part, strict=True):
                 whole[chosen] = rows
         return out
-
-    def epochs_at(self, step: int) -> list[float]:
-        """How many epochs of each source were read before ``step``, e.g. [0.25, 1.5]."""
-        cycles, turn = divmod(step * self.batch, self._mixture.cycle)
-        given_N = cycles * self._mixture.counts_N + self._mixture.before(turn)
-        return [float(n / p.rows_per_epoch) for n, p in zip(given_N, self.packings, strict=True)]
 
     def accounting(self) -> list[dict[str, Any]]:
         """``Packing.accounting`` of each source, with its share of the rows."""

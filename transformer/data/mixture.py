@@ -53,7 +53,3 @@ class Mixture:
         turn_B = row % self.cycle
         source_B = self.pattern_C[turn_B]
         return source_B, row // self.cycle * self.counts_N[source_B] + self._before_CN[turn_B, source_B]
-
-    def before(self, turn: int) -> Int64:
-        """Rows each source gives in the first ``turn`` turns of a cycle: int64 [N]."""
-        return np.bincount(self.pattern_C[:turn], minlength=self.counts_N.size).astype(np.int64)

@@ -84,7 +84,7 @@ def prepare(data: Data, tokenizer: TokenizerConfig, cache: Path, log: Log = lamb
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{cache}: cannot be used as a cache: {error.strerror}") from None
-    sources = [corpora.source(name, data.text_field, cache) for name in names]
+    sources = [corpora.source(name, data.text_field, cache, log) for name in names]
     files = [file for source in sources for file in source.files]
     readers.check_text_field(files, data.text_field, data.source)
     if data.validation != 0.1 and all(source.held_out is not None for source in sources):
@@ -113,8 +113,6 @@ def prepare(data: Data, tokenizer: TokenizerConfig, cache: Path, log: Log = lamb
 def _check(data: Data, names: Sequence[str]) -> None:
     if not all(names):
         raise UserError(f"data.source: {data.source!r} has an empty name in it")
-    if data.weights and len(names) == 1:
-        raise UserError(f"data.weights: {data.weights} has no effect with one source")
     if data.weights and len(data.weights) != len(names):
         raise UserError(f"data.weights: {len(data.weights)} weights for {len(names)} sources")
     if any(weight <= 0 for weight in data.weights):

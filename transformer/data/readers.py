@@ -38,7 +38,10 @@ class Document:
 
 @dataclass(frozen=True)
 class File:
-    """One file: ``name`` is relative to the source, ``stamp`` changes whenever the content may have."""
+    """One file: ``name`` is relative to the source, ``stamp`` changes whenever the content may have.
+
+    ``size`` is in bytes, -1 where it is not known.
+    """
 
     name: str
     path: str
@@ -84,10 +87,13 @@ def check_text_field(files: Sequence[File], text_field: str, source: str) -> Non
         raise UserError(f"data.text_field: {text_field!r} has no effect: {source} has no JSON lines and no Parquet")
 
 
-def find(source: str) -> list[File]:
-    """The files of ``source`` in the order of their names. Raises UserError when there are none."""
+def find(source: str, log: Callable[[str], None] = lambda line: None) -> list[File]:
+    """The files of ``source`` in the order of their names. Raises UserError when there are none.
+
+    ``log`` is told about files of a directory that are passed over for their endings.
+    """
     if "://" in source:
-        return _find_remote(source)
+        return _find_remote(source, log)
     path = Path(source).expanduser()
     if path.is_file():
         return [_local(path, path.name)]
@@ -99,6 +105,7 @@ def find(source: str) -> list[File]:
         kept = [(p, name) for p, name in files if _wanted(name)]
         if not kept:
             raise UserError(f"{source}: no text files in this directory (looked for {_endings()})")
+        _tell_passed_over(source, [name for _, name in files], log)
         return [_local(p, name) for p, name in kept]
     if glob.has_magic(source):
         matches = sorted(Path(p) for p in glob.glob(str(path), recursive=True) if os.path.isfile(p))
@@ -116,6 +123,8 @@ def read(file: File, text_field: str) -> Iterator[Document]:
     if file.size == 0:
         return
     if _kind(file.path) == ".parquet":
+        if file.path.lower().endswith(PACKED):
+            raise UserError(f"{file.path}: Parquet is compressed inside; unpack the file first")
         yield from _rows(file, text_field)
     elif _kind(file.path) in JSON_LINES:
         yield from _lines(file, text_field)
@@ -236,17 +245,27 @@ def _local(path: Path, name: str) -> File:
     return File(name, str(path), stat.st_size, str(stat.st_mtime_ns))
 
 
-def _find_remote(source: str) -> list[File]:
+def _tell_passed_over(source: str, names: Sequence[str], log: Callable[[str], None]) -> None:
+    others = [name for name in names if not _wanted(name)]
+    if others:
+        log(f"{source}: {len(others)} of {len(names)} files are passed over (not {_endings()}), such as {others[0]}")
+
+
+def _find_remote(source: str, log: Callable[[str], None]) -> list[File]:
     try:
         import fsspec
     except ImportError:
         raise UserError(f"{source}: reading from a URL needs: pip install fsspec") from None
     try:
         system, path = fsspec.core.url_to_fs(source)
-        if glob.has_magic(path):
+        if source.startswith(("http://", "https://")):
+            found = [path]  # a "?" there starts a query, and a page with links is no directory
+        elif glob.has_magic(path):
             found = sorted(p for p in system.glob(path) if system.isfile(p))
         elif system.isdir(path):
-            found = sorted(p for p in system.find(path) if _wanted(os.path.relpath(p, path)))
+            inside = {p: os.path.relpath(p, path) for p in sorted(system.find(path))}
+            found = [p for p, name in inside.items() if _wanted(name)]
+            _tell_passed_over(source, list(inside.values()), log)
         else:
             found = [path] if system.exists(path) else []
         infos = [(p, system.info(p)) for p in found]
@@ -262,7 +281,7 @@ def _find_remote(source: str) -> list[File]:
         File(
             name=os.path.relpath(p, root),
             path=p,
-            size=int(info.get("size") or 0),
+            size=-1 if info.get("size") is None else int(info["size"]),  # a server need not say
             stamp=next((str(info[s]) for s in stamps if info.get(s)), ""),
             system=system,
         )

@@ -29,14 +29,14 @@ class Text(NamedTuple):
 
     tokens_BS: jax.Array
     lengths_B: jax.Array
-    done_B: jax.Array  # met the end token, reached its limit, or only fills up the batch
+    done_B: jax.Array  # met an end token, reached its limit, or only fills up the batch
     logits_BV: jax.Array  # of the token after the last
     seen_BV: jax.Array  # which tokens are in the text (kept only for the repetition penalty, else [B, 0])
     cache: Any  # None without a cache
 
 
 class Continuation(NamedTuple):
-    """One prompt's result. ``ids`` are new, without the end token; ``ended`` says whether that was met."""
+    """One prompt's result. ``ids`` are new, without the end token; ``ended`` says whether one was met."""
 
     ids: list[int]
     ended: bool
@@ -44,11 +44,14 @@ class Continuation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Generator:
-    """A model's settings and how to draw from it. Frozen and hashable: it is what a program is compiled for."""
+    """A model's settings and how to draw from it. Frozen and hashable: it is what a program is compiled for.
+
+    Any of ``end_ids`` ends a row; the first of them is the start token too. None: rows run to their limit.
+    """
 
     experiment: Experiment
     sampling: Sampling
-    end_id: int
+    end_ids: tuple[int, ...]
     use_cache: bool = True
 
     @property
@@ -70,11 +73,13 @@ def continue_prompts(
     the same as alone up to rounding. Raises UserError where a prompt and its ``new`` tokens do not
     fit the context (text is never cut off to make it fit).
     """
-    check_fits(generator.experiment, prompts, new, generator.end_id)
+    check_fits(generator.experiment, prompts, new, generator.end_ids)
     longest = max(map(len, prompts))
     context = generator.experiment.model.context
     rows = _round_up(len(prompts), 1)
-    tokens_BP = np.full((rows, min(_round_up(longest), context)), generator.end_id, np.int32)
+    tokens_BP = np.zeros(
+        (rows, min(_round_up(longest), context)), np.int32
+    )  # what stands behind a prompt is never read
     lengths_B = np.ones(rows, np.int32)
     for b, prompt in enumerate(prompts):
         tokens_BP[b, : len(prompt)] = prompt
@@ -96,7 +101,7 @@ def continue_prompts(
 
 
 def _continuation(generator: Generator, ids: np.ndarray) -> Continuation:
-    ended = len(ids) > 0 and ids[-1] == generator.end_id
+    ended = len(ids) > 0 and ids[-1] in generator.end_ids
     return Continuation([int(i) for i in (ids[:-1] if ended else ids)], bool(ended))
 
 
@@ -104,13 +109,14 @@ def _round_up(number: int, smallest: int = SMALLEST) -> int:
     return max(smallest, 1 << (number - 1).bit_length())
 
 
-def check_fits(experiment: Experiment, prompts: Sequence[Sequence[int]], new: int, end_id: int) -> None:
+def check_fits(experiment: Experiment, prompts: Sequence[Sequence[int]], new: int, end_ids: Sequence[int]) -> None:
     """UserError where prompt plus new tokens exceed the context, or an id is outside the vocabulary."""
     context = experiment.model.context
     for number, prompt in enumerate(prompts, 1):
         assert len(prompt) > 0, "a prompt has at least its start token"
-        if prompt.count(end_id) > 1:
-            raise UserError(f"prompt {number}: holds the start token {prompt.count(end_id)} times; it is added once")
+        starts = prompt.count(end_ids[0]) if end_ids else 0
+        if starts > 1:
+            raise UserError(f"prompt {number}: holds the start token {starts} times; it is added once")
         if min(prompt) < 0 or max(prompt) >= experiment.vocab_size:
             raise UserError(f"prompt {number}: holds an id outside the vocabulary of {experiment.vocab_size}")
         if len(prompt) + new > context:
@@ -177,7 +183,8 @@ def extend(
         place_B = jnp.where(text.done_B, S, text.lengths_B)
         tokens_BS = text.tokens_BS.at[rows_B, place_B].set(new_B, mode="drop", out_sharding=spec("batch", "time"))
         lengths_B = jnp.where(text.done_B, text.lengths_B, text.lengths_B + 1)
-        done_B = text.done_B | (new_B == generator.end_id) | (lengths_B >= limits_B)
+        ended_B = (new_B[:, None] == jnp.array(generator.end_ids, jnp.int32)[None]).any(1)
+        done_B = text.done_B | ended_B | (lengths_B >= limits_B)
         seen_BV = text.seen_BV
         if seen_BV.shape[1]:
             seen_BV = seen_BV | (~text.done_B[:, None] & (new_B[:, None] == jnp.arange(seen_BV.shape[1])[None]))

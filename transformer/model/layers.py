@@ -95,7 +95,7 @@ def product(
     """``x`` [B, T, ...] times a matrix, [B, T, *outputs], laid out by the names ``out``; in ``x``'s dtype or ``dtype``.
 
     As a product of two matrices, B T rows by I inputs and I by O outputs: with separate dimensions XLA
-    writes transposed copies for the weight's gradient, which cost more than a quarter of a CPU's step.
+    writes transposed copies for the weight's gradient (docs/log.md has what that costs).
     """
     B, T = x.shape[:2]
     x_RI, w_IO = matrix(x, 2), w_IO.astype(x.dtype)

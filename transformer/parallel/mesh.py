@@ -22,12 +22,17 @@ def sizes(config: Mesh) -> dict[str, int]:
     return {name: getattr(config, name) for name in hints(Mesh)}
 
 
-def make_mesh(config: Mesh) -> jax.sharding.Mesh:
-    """The explicit mesh. UserError where the machine has too few devices or an axis is below 1."""
-    by_axis = sizes(config)
-    for name, size in by_axis.items():
+def check(config: Mesh) -> None:
+    """UserError for an axis below 1."""
+    for name, size in sizes(config).items():
         if size < 1:
             raise UserError(f"config.mesh.{name}: {size} is not a number of devices, set 1 or more")
+
+
+def make_mesh(config: Mesh) -> jax.sharding.Mesh:
+    """The explicit mesh. UserError where the machine has too few devices or an axis is below 1."""
+    check(config)
+    by_axis = sizes(config)
     wanted, found = math.prod(by_axis.values()), jax.devices()
     if wanted > len(found):
         axes = " x ".join(f"{name}={size}" for name, size in by_axis.items())

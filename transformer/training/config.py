@@ -2,8 +2,8 @@
 
 from transformer.errors import UserError
 from transformer.settings import settings
-from transformer.training.optimizer import Adamw, Muon
-from transformer.training.schedule import Constant, Cosine, Linear, WarmupStableDecay
+from transformer.training.optimizer import Adamw, Muon, Optimizer
+from transformer.training.schedule import Constant, Cosine, Schedule, WarmupStableDecay
 
 
 @settings
@@ -15,8 +15,8 @@ class Train:
     accumulate: int = 1  # in how many parts a batch is worked through
     learning_rate: float = 1e-3
     warmup: int = 50  # steps
-    schedule: Constant | Cosine | Linear | WarmupStableDecay = Cosine()
-    optimizer: Adamw | Muon = Adamw()
+    schedule: Schedule = Cosine()
+    optimizer: Optimizer = Adamw()
     weight_decay: float = 0.1
     clip: float | None = 1.0  # largest global norm of the gradient
     z_loss: float = 0.0

@@ -59,6 +59,7 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
         if not known:
             runs.claim(workdir, experiment)  # only now: nothing that was wrong with the input leaves files behind
             prepared.tokenizer.save(workdir)
+        stack.enter_context(runs.alone(workdir))
         checkpoints = Checkpoints(workdir / runs.CHECKPOINTS, experiment.train.keep)
         stack.callback(checkpoints.close)
         resume = known and checkpoints.newest is not None
