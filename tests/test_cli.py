@@ -99,7 +99,13 @@ def test_the_example_of_every_command_is_one_that_it_understands(
     words = shlex.split(command.example)
     assert words[:4] == ["python", "-m", "transformer", name]
     seen: list[cli.Args] = []
-    fake = cli.Command(command.summary, command.example, command.define, lambda args: (seen.append(args), ({}, ""))[1])
+    fake = cli.Command(
+        command.summary,
+        command.example,
+        command.define,
+        lambda args: (seen.append(args), ({}, ""))[1],
+        command.argument,
+    )
     monkeypatch.setattr(importlib.import_module(COMMANDS[name]), "COMMAND", fake)
     assert run(*words[3:]).status == 0 and len(seen) == 1
 
@@ -250,11 +256,14 @@ def test_in_a_deferred_part_the_first_signal_is_noted_and_the_second_stops() -> 
     stopping.install()
     with stopping.deferred() as asked:
         assert asked.signal is None
+        asked.unsaved = True
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked.signal == signal.SIGTERM
         with pytest.raises(stopping.Stop) as stop:
             os.kill(os.getpid(), signal.SIGINT)
         assert stop.value.status == 130
+    with stopping.deferred(), pytest.raises(stopping.Stop) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)  # nothing is unsaved
     with pytest.raises(stopping.Stop) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
     assert stop.value.status == 143

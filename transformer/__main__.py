@@ -1,10 +1,19 @@
 """python -m transformer COMMAND ..."""
 
+import logging
 import sys
+import threading
 
 from transformer.cli import main
 
-COMMANDS = {name: f"transformer.commands.{name}" for name in ("train", "sample", "evaluate", "cost", "report", "bench")}
+NAMES = ("train", "sample", "evaluate", "cost", "report", "runs", "bench")
+COMMANDS = {name: f"transformer.commands.{name}" for name in NAMES}
 
 if __name__ == "__main__":
+    if not any(word.lstrip("-").startswith("debug") for word in sys.argv):
+        # ``main`` says what went wrong in one line; libraries' threads print pages about the same thing after it.
+        sys.excepthook = lambda *error: None
+        sys.unraisablehook = lambda error: None
+        threading.excepthook = lambda error: None
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.exit(main(COMMANDS, sys.argv[1:]))

@@ -25,12 +25,16 @@ PREFIX = "--config."
 
 @dataclass(frozen=True)
 class Command:
-    """One command: ``define`` declares its flags, ``run`` returns what --json prints and the text for people."""
+    """One command: ``define`` declares its flags, ``run`` returns what --json prints and the text for people.
+
+    ``argument`` is the flag whose value may also stand alone: ``report DIR``.
+    """
 
     summary: str
     example: str
     define: Callable[[flags.FlagValues], None]
     run: Callable[["Args"], tuple[dict[str, Any], str]]
+    argument: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def main(commands: dict[str, str], argv: Sequence[str]) -> int:
     """Run ``argv`` (without the program's name); ``commands`` maps each name to its module. Returns the exit status."""
     debug = any(re.fullmatch(r"--?debug(=(true|t|1|yes|y))?", word, re.IGNORECASE) for word in argv)
     stopping.install()
-    logging.set_verbosity(logging.ERROR)  # Orbax tells much that is not the user's business
+    logging.set_verbosity(logging.FATAL)  # Orbax tells much, and what matters it raises too
     try:
         status = _dispatch(commands, list(argv))
         sys.stdout.flush()  # here, where a reader that left is noticed and quiet
@@ -123,8 +127,8 @@ def _dispatch(commands: dict[str, str], argv: list[str]) -> int:
         raise UserError(f"--{error.flagname}: {name} has no such flag{did_you_mean(error.flagname, values)}") from error
     except flags.Error as error:
         raise UserError(str(error).splitlines()[0]) from error
-    if extra and name == "report" and not values.run:
-        values["run"].value = extra.pop(0)  # report DIR
+    if extra and command.argument and not values[command.argument].value:
+        values[command.argument].value = extra.pop(0)
     if extra:
         raise UserError(f"{extra[0]!r}: {name} takes no such argument; flags are written --name=value")
     if changes and "config" not in values:

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -146,8 +146,21 @@ def provenance(argv: list[str], **more: Any) -> dict[str, Any]:
         "host": platform.node(),
         "machine": f"{platform.machine()}, {platform.system()} {platform.release()}",
         "cores": _cores(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "start": now(),
     } | more
+
+
+def check_machine(directory: Path, here: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Say what differs from the run's last start in what the bits of its results depend on."""
+    before = read_provenance(directory)
+    differ = [
+        f"{name} was {before[name]!r}, is {here[name]!r}"
+        for name in ("devices", "cores", "machine", "xla_flags", "versions")
+        if name in before and before[name] != here[name]
+    ]
+    if differ:
+        say(f"{directory}: what follows may differ in the last bits from a run never stopped: {'; '.join(differ)}")
 
 
 def earlier(directory: Path) -> list[dict[str, Any]]:

@@ -1,11 +1,21 @@
-"""Stopping by signal: at once, or, inside ``deferred``, at the next safe moment."""
+"""Stopping by signal: at once, or, inside ``deferred``, at the next safe moment.
+
+Python runs a signal's handler between two of its own instructions, so not while XLA compiles or
+SentencePiece trains, which can take minutes. Where leaving at once is right, a thread that the signal wakes
+sees to it that the process does.
+"""
 
 import contextlib
+import os
 import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+GRACE = 2.0  # seconds for Python's own handler to run before the thread ends the process
 
 
 class Stop(BaseException):
@@ -17,34 +27,60 @@ class Stop(BaseException):
 
 
 class Asked:
-    """``signal`` is the signal that came, or None."""
+    """``signal`` is the signal that came, or None; ``unsaved`` says whether there is anything to save first."""
 
     signal: int | None = None
+    unsaved: bool = False
 
 
-def _at_once(number: int, frame: FrameType | None) -> None:
-    raise Stop(number)
+_asked: Asked | None = None  # set inside ``deferred``
+_handled = -1e9  # when the handler last ran
+_pipe: tuple[int, int] | None = None
 
 
 def install() -> None:
     """From now on SIGTERM and Ctrl-C raise Stop wherever the program is."""
+    global _pipe
     for number in SIGNALS:
-        signal.signal(number, _at_once)
+        signal.signal(number, _handle)
+    if _pipe is None:
+        _pipe = os.pipe()
+        os.set_blocking(_pipe[1], False)
+        threading.Thread(target=_watch, args=(_pipe[0],), name="signals", daemon=True).start()
+    signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Asked]:
-    """Inside, the first signal is only noted, for the loop to see; a second one stops at once."""
-    asked = Asked()
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if asked.signal is not None:
-            raise Stop(number)
-        asked.signal = number
-
-    before = [signal.signal(number, note) for number in SIGNALS]
+    """Inside, while ``asked.unsaved``, the first signal is only noted, for the loop to see; a second one stops."""
+    global _asked
+    asked = _asked = Asked()
     try:
         yield asked
     finally:
-        for number, handler in zip(SIGNALS, before, strict=True):
-            signal.signal(number, handler)
+        _asked = None
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    global _handled
+    _handled = time.monotonic()
+    if _asked is not None and _asked.unsaved and _asked.signal is None:
+        _asked.signal = number
+    else:
+        raise Stop(number)
+
+
+def _watch(pipe: int) -> None:
+    noted: Asked | None = None  # who was left to see a first signal
+    while True:
+        for number in os.read(pipe, 64):
+            if number not in SIGNALS or signal.getsignal(number) is not _handle:
+                continue
+            came, asked = time.monotonic(), _asked
+            if asked is not None and asked.unsaved and asked is not noted:
+                noted = asked
+                continue
+            time.sleep(GRACE)
+            if _handled < came - GRACE / 2:  # the handler may have been faster than this thread
+                print(f"stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+                os._exit(128 + number)

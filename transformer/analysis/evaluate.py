@@ -10,7 +10,7 @@ B rows, T positions.
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -88,16 +88,19 @@ def evaluate(
     stride: int,
     rows: int | None = None,
     count: int | None = None,
+    pause: Callable[[], None] = lambda: None,
 ) -> list[Score]:
     """The score of every document (zeros for one that no window fell on).
 
     ``token_bytes[id]`` is how many bytes of text an id stands for. ``count`` limits the work to that many
     windows, evenly spread; ``rows`` windows are read at once, by default some thousands of tokens.
+    ``pause`` is called before each such group; what it raises ends the work.
     """
     rows = rows or max(1, TOKENS_AT_ONCE // experiment.model.context)
     chosen = spread(windows(documents.lengths, experiment.model.context, stride), count)
     totals = np.zeros((len(documents), 4))
     for group in _groups(chosen, rows):
+        pause()
         tokens_BT, targets_BT, weights_BT = _rows(group, documents, experiment.model.context, rows)
         sums = score_rows(experiment, params, tokens_BT, targets_BT, weights_BT)
         nats_B, correct_B = (np.asarray(x, np.float64) for x in sums)

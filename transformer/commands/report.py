@@ -24,4 +24,5 @@ COMMAND = Command(
     example="python -m transformer report runs/demo",
     define=define,
     run=run,
+    argument="run",
 )

@@ -1,109 +1,228 @@
 """Checkpoints through Orbax, written in the background; the newest few and the best are kept.
 
-Each holds three items: ``params``, ``optimizer`` (moments and counters) and ``progress`` (plain
-numbers of the host: tokens so far, the best loss). Sampling and evaluating read ``params`` alone.
+Each holds three items, ``params``, ``optimizer`` (moments and counters) and ``progress`` (plain numbers
+of the host: tokens so far, steps skipped), and DIGESTS, the sha256 of every file of theirs. Digests are
+written before Orbax renames the finished directory, so a step is there whole and with them, or not at
+all; they are checked before anything is read. Sampling and evaluating read ``params`` alone.
 """
 
-import math
+import hashlib
+import json
+import os
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding, PartitionSpec
-from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
 from transformer.config import Experiment
 from transformer.errors import UserError
+from transformer.training.metrics import METRICS, best_step, read
 from transformer.training.state import State, init_params, init_state
 
-UNFINISHED = "*.orbax-checkpoint-tmp"
+DIGESTS = "digests.json"
+UNFINISHED, DELETING, DAMAGED = ".orbax-checkpoint-tmp", ".deleting", ".damaged"
+_MARKERS = ("_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax's own, written after the digests; we read neither
 
 
-def _loss(metrics: dict[str, float]) -> float:
-    loss = metrics["eval_loss"]
-    return loss if math.isfinite(loss) else math.inf
+class Damaged(Exception):
+    """A checkpoint that is not as it was written."""
 
 
 class Checkpoints:
     """The checkpoints of one run. ``save`` returns at once; ``close`` waits until all are on disk."""
 
     def __init__(self, directory: Path, keep: int):
-        directory = Path(directory).absolute()
-        for debris in directory.glob(UNFINISHED):  # left by a killed save; Orbax neither counts nor removes it
-            shutil.rmtree(debris, ignore_errors=True)
-        best = keep_policy.BestN(get_metric_fn=_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
-        self._manager = ocp.CheckpointManager(
-            directory,
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=keep_policy.AnyPreservationPolicy([keep_policy.LatestN(keep), best]),
-                best_fn=_loss,
-                best_mode="min",
-                create=True,
-            ),
+        """Of what is in ``directory`` already only the debris of killed saves and deletions is removed."""
+        self._directory, self._keep = Path(directory).absolute(), keep
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for ending in (UNFINISHED, DELETING):
+            for debris in self._directory.glob(f"*{ending}"):
+                shutil.rmtree(debris, ignore_errors=True)
+        self._saving: Path | None = None
+        self._best: int | None = None
+        self._writer = ocp.AsyncCheckpointer(
+            ocp.CompositeCheckpointHandler(),
+            async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal),
         )
 
     @property
-    def newest(self) -> int | None:
-        return self._manager.latest_step()
+    def steps(self) -> list[int]:
+        return saved_steps(self._directory)
 
-    def save(self, state: State, progress: dict[str, Any]) -> None:
-        """Begin to write the state after ``state.step`` steps. An earlier save that failed raises here."""
+    def save(self, state: State, progress: dict[str, Any], best: int | None = None) -> None:
+        """Begin to write the state after ``state.step`` steps. An earlier save that failed raises here.
+
+        ``best`` is the step whose checkpoint is kept besides the newest ones.
+        """
+        self.wait()
         step = int(state.step)
+        self._saving, self._best = self._directory / str(step), best
         optimizer = {"step": state.step, "skipped": state.skipped, "opt_state": state.opt_state}
-        items = ocp.args.Composite(
-            params=ocp.args.StandardSave(state.params),
-            optimizer=ocp.args.StandardSave(optimizer),
-            progress=ocp.args.JsonSave(dict(progress)),  # it is written later, when the loop has counted on
-        )
-        # A checkpoint between two evaluations has no loss of its own, and cannot be the best one.
-        measured = progress.get("eval_step") == step
-        metrics = {"eval_loss": float(progress["eval_loss"]) if measured else math.inf}
-        if not self._manager.save(step, args=items, metrics=metrics):
-            raise RuntimeError(f"checkpoint {step} was not saved: {self._manager.directory} holds step {self.newest}")
-
-    def restore(self, experiment: Experiment) -> tuple[State, dict[str, Any]]:
-        """The newest state, laid out for the mesh that is set."""
-        like = _abstract(lambda: init_state(experiment))
-        optimizer = {"step": like.step, "skipped": like.skipped, "opt_state": like.opt_state}
-        found = self._manager.restore(
-            self.newest,
+        self._writer.save(
+            self._saving,
             args=ocp.args.Composite(
-                params=ocp.args.StandardRestore(like.params),
-                optimizer=ocp.args.StandardRestore(optimizer),
-                progress=ocp.args.JsonRestore(),
+                params=ocp.args.StandardSave(state.params),
+                optimizer=ocp.args.StandardSave(optimizer),
+                progress=ocp.args.JsonSave(dict(progress)),  # it is written later, when the loop has counted on
             ),
         )
-        return State(params=found["params"], **found["optimizer"]), found["progress"]
+
+    def restore(self, experiment: Experiment, say: Callable[[str], None]) -> tuple[State, dict[str, Any]] | None:
+        """The newest whole state, laid out for the mesh that is set; None where nothing was saved yet.
+
+        Newer ones that are damaged are set aside, and ``say`` is told. RuntimeError where all are.
+        """
+        steps = self.steps
+        for step in reversed(steps):
+            path = self._directory / str(step)
+            try:
+                verify(path)
+            except Damaged as damage:
+                aside = path.with_name(path.name + DAMAGED)
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+                say(f"checkpoint {step} is damaged: {damage}; it is set aside as {aside}")
+                continue
+            return restore_state(path, experiment)
+        if steps:
+            raise RuntimeError(
+                f"{self._directory}: none of the checkpoints {steps} is whole; remove them to start again"
+            )
+        return None
 
     def wait(self) -> None:
-        """Until everything is on disk; raises what went wrong on the way."""
-        self._manager.wait_until_finished()
+        """Until everything is on disk; raises what went wrong on the way. Then older checkpoints go."""
+        if self._saving is None:
+            return
+        try:
+            self._writer.wait_until_finished()
+        except Exception as error:
+            raise OSError(f"{self._saving}: the checkpoint could not be written: {error}") from error
+        finally:
+            self._saving = None
+        for step in self.steps[: -self._keep]:
+            if step != self._best:
+                leaving = self._directory / f"{step}{DELETING}"
+                (self._directory / str(step)).rename(leaving)  # at once, so that no half of it counts as a step
+                shutil.rmtree(leaving)
 
     def close(self) -> None:
-        self.wait()
-        self._manager.close()
+        try:
+            self.wait()
+        finally:
+            self._writer.close()
+
+    def _seal(self) -> None:
+        """Write the digests of a finished save's files. Orbax calls it before the rename that makes them a step."""
+        assert self._saving is not None
+        folder = self._saving.with_name(self._saving.name + UNFINISHED)
+        digests = {name: _sha256(folder / name) for name in _files(folder)}
+        with open(folder / DIGESTS, "x", encoding="utf-8") as stream:
+            json.dump(digests, stream, indent=1)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def saved_steps(directory: Path) -> list[int]:
+    """The steps of the finished checkpoints in ``directory``, ascending."""
+    found = directory.iterdir() if directory.is_dir() else ()
+    return sorted(int(p.name) for p in found if p.name.isdecimal() and (p / DIGESTS).is_file())
+
+
+def verify(path: Path, item: str = "") -> None:
+    """Raise Damaged where a file of the checkpoint (or of one ``item``) is missing, extra, or not as written."""
+    try:
+        digests = json.loads((path / DIGESTS).read_text(encoding="utf-8"))
+        found = set(_files(path))
+        for name in sorted(found ^ set(digests)):
+            raise Damaged(f"{name} is {'missing' if name in digests else 'not a file of it'}")
+        for name, digest in digests.items():
+            if name.startswith(item) and _sha256(path / name) != digest:
+                raise Damaged(f"{name} differs from what was written")
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise Damaged(f"{DIGESTS if isinstance(error, ValueError) else 'it'} cannot be read: {error}") from error
+
+
+def restore_state(path: Path, experiment: Experiment) -> tuple[State, dict[str, Any]]:
+    """State and progress of one checkpoint, which was verified, laid out for the mesh that is set."""
+    like = _abstract(lambda: init_state(experiment))
+    optimizer = {"step": like.step, "skipped": like.skipped, "opt_state": like.opt_state}
+    found = _read(path.absolute(), params=like.params, optimizer=optimizer)
+    return State(params=found["params"], **found["optimizer"]), json.loads(_progress(path))
 
 
 def restore_params(directory: Path, experiment: Experiment, which: str) -> tuple[Any, int]:
-    """The weights of checkpoint ``which`` ("newest", "best", or a step) and its step. Reads nothing else."""
-    manager = ocp.CheckpointManager(
-        Path(directory).absolute(),
-        options=ocp.CheckpointManagerOptions(best_fn=_loss, best_mode="min", read_only=True),
+    """The weights of checkpoint ``which`` ("newest", "best", or a step) and its step. Reads nothing else of it.
+
+    UserError where there is none, or where it is damaged.
+    """
+    steps = saved_steps(directory)
+    if not steps:
+        raise UserError(f"{directory}: holds no checkpoint yet")
+    step: int | None = int(which) if which.isdecimal() else steps[-1]
+    if which == "best":
+        step = best_step([r for r in read(directory.parent / METRICS) if r["step"] in steps])
+    if step not in steps or not (which.isdecimal() or which in ("newest", "best")):
+        raise UserError(f"--checkpoint: {which!r} is not newest, best or one of the steps {steps}")
+    path = directory.absolute() / str(step)
+    try:
+        verify(path, "params/")
+    except Damaged as damage:
+        others = [s for s in steps if s != step]
+        hint = f"; others are {others}" if others else ""
+        raise UserError(f"--checkpoint: {path} is damaged: {damage}{hint}") from damage
+    params = _read(path, params=_abstract(lambda: init_params(experiment)))["params"]
+    return params, int(path.name)
+
+
+def _read(path: Path, **like: Any) -> Any:
+    """Items of a checkpoint in the shapes, dtypes and layouts of ``like``; UserError where they are others."""
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+        for name, wanted in like.items():
+            _check_stored(f"{path}/{name}", ocp.StandardCheckpointHandler().metadata(path / name), wanted)
+        return reader.restore(
+            path, args=ocp.args.Composite(**{name: ocp.args.StandardRestore(x) for name, x in like.items()})
+        )
+
+
+def _check_stored(where: str, stored: Any, wanted: Any) -> None:
+    """UserError where names, shapes or dtypes differ: Orbax would cast a dtype without a word."""
+
+    def kinds(tree: Any) -> dict[str, str]:
+        flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+        return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in flat}
+
+    found, asked = (
+        kinds(ocp.utils.serialize_tree(stored.tree, keep_empty_nodes=False)),
+        kinds(ocp.utils.serialize_tree(wanted, keep_empty_nodes=False)),
     )
-    with manager:
-        steps = sorted(manager.all_steps())
-        if not steps:
-            raise UserError(f"{directory}: holds no checkpoint yet")
-        step = {"newest": manager.latest_step(), "best": manager.best_step()}.get(which)
-        if step is None and which.isdecimal() and int(which) in steps:
-            step = int(which)
-        if step is None:
-            raise UserError(f"--checkpoint: {which!r} is not newest, best or one of the steps {steps}")
-        like = _abstract(lambda: init_params(experiment))
-        found = manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(like)))
-        return found["params"], step
+    differ = [
+        f"{name} is {found.get(name, 'absent')}, wanted {asked.get(name, 'absent')}"
+        for name in sorted(found.keys() | asked.keys())
+        if found.get(name) != asked.get(name)
+    ]
+    if differ:
+        raise UserError(f"{where}: does not fit this configuration: {'; '.join(differ[:4])}")
+
+
+def _progress(path: Path) -> str:
+    return (path / "progress" / "metadata").read_text(encoding="utf-8")
+
+
+def _files(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in (DIGESTS, *_MARKERS):
+            yield name
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _abstract(make: Any) -> Any:

@@ -1,10 +1,9 @@
 """The training loop: what happens around the pure step, in order, on the host."""
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -15,17 +14,17 @@ from transformer.analysis.evaluate import evaluate, total
 from transformer.analysis.machine import matmul_rate, peak_memory
 from transformer.config import Experiment
 from transformer.data.documents import Documents, token_sizes
-from transformer.data.loader import Batch, Loader
+from transformer.data.loader import Batch, Loader, batch_hash
 from transformer.data.prepare import Prepared, prepare
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import UserError
-from transformer.jsons import write_json
+from transformer.jsons import finite, write_json
 from transformer.parallel.mesh import make_mesh
 from transformer.parallel.rules import spec
 from transformer.settings import leaves
-from transformer.stopping import Stop, deferred
+from transformer.stopping import Asked, Stop, deferred
 from transformer.training.checkpoint import Checkpoints
-from transformer.training.metrics import Records, read
+from transformer.training.metrics import METRICS, Records, best_step, read
 from transformer.training.progress import Progress
 from transformer.training.state import State, init_state
 from transformer.training.step import Metrics, train_step
@@ -61,31 +60,44 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
             prepared.tokenizer.save(workdir)
         stack.enter_context(runs.alone(workdir))
         checkpoints = Checkpoints(workdir / runs.CHECKPOINTS, experiment.train.keep)
-        stack.callback(checkpoints.close)
-        resume = known and checkpoints.newest is not None
-        if resume:
-            state, progress = checkpoints.restore(experiment)
-            say(f"{workdir}: going on after step {int(state.step)} of {experiment.train.steps}")
-        else:
-            state, progress = (
-                fresh or first_state(experiment, prepared.tokenizer),
-                {"tokens": 0, "skipped": 0, "skipped_in_a_row": 0},
-            )
+        stack.push(quietly(checkpoints.close))
+        found = checkpoints.restore(experiment, say) if known else None
+        state = found[0] if found else fresh or first_state(experiment, prepared.tokenizer)
+        numbers = found[1] if found else {"tokens": 0, "skipped": 0, "skipped_in_a_row": 0}
         start = int(state.step)
-        if start == experiment.train.steps:
+        measured = {
+            r["step"]: r["eval_loss"] for r in read(workdir / METRICS) if "eval_loss" in r and r["step"] <= start
+        }
+        if start == experiment.train.steps and start in measured:
             return state
-        records = Records(workdir, start)
-        stack.callback(records.close)
+        if found:
+            say(f"{workdir}: going on after step {start} of {experiment.train.steps}")
         origin = runs.provenance(argv, data=prepared.report, content_hash=prepared.content_hash)
         origin["tokenizer_hash"] = prepared.tokenizer.fingerprint
         origin["resumed_at_step"] = start
         origin["accounting"] = loader.accounting()
         origin["earlier"] = runs.earlier(workdir)
+        runs.check_machine(workdir, origin, say)
         write_json(workdir / runs.PROVENANCE, origin)
-        loop = Loop(experiment, workdir, prepared, loader, checkpoints, records, progress, say)
+        records = Records(workdir, start)
+        stack.push(quietly(records.close))
+        loop = Loop(experiment, workdir, prepared, loader, checkpoints, records, numbers, measured, say)
         state = loop.run(state, start)
         write_json(workdir / runs.PROVENANCE, origin | {"end": runs.now()})
     return state
+
+
+def quietly(close: Callable[[], None]) -> Callable[..., None]:
+    """``close`` on leaving; where an error is already on its way, what goes wrong in closing does not replace it."""
+
+    def leave(kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            close()
+        except Exception:
+            if error is None:
+                raise
+
+    return leave
 
 
 def check_vocabulary(experiment: Experiment, prepared: Prepared) -> None:
@@ -132,6 +144,18 @@ def place(batch: Batch) -> Batch:
     return jax.device_put(batch, layout)
 
 
+class Undone(Exception):
+    """An evaluation was given up."""
+
+
+class Pending(NamedTuple):
+    """A step whose metrics are still being computed."""
+
+    step: int
+    metrics: Metrics
+    batch: Batch  # on the host
+
+
 class Loop:
     """The loop's own numbers: tokens so far, the best loss, the record that waits to be written."""
 
@@ -143,12 +167,13 @@ class Loop:
         loader: Loader,
         checkpoints: Checkpoints,
         records: Records,
-        progress: dict[str, Any],
+        numbers: dict[str, Any],
+        measured: dict[int, float | None],
         say: Say,
     ):
         self.experiment, self.workdir, self.prepared = experiment, workdir, prepared
         self.loader, self.checkpoints, self.records = loader, checkpoints, records
-        self.numbers, self.say = progress, say
+        self.numbers, self.measured, self.say = numbers, measured, say
         self.documents = Documents(prepared.validation, prepared.tokenizer.end_id)
         self.token_bytes = token_sizes(prepared.tokenizer)
         self.peak_flops = matmul_rate(experiment.model.dtype) * jax.sharding.get_mesh().size
@@ -159,28 +184,32 @@ class Loop:
         """Steps ``start`` to the last. The metrics of a step are read after the next one was dispatched."""
         train = self.experiment.train
         step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
-        pending: tuple[int, Metrics] | None = None
+        pending: Pending | None = None
         with self.loader.iterate(start) as batches, deferred() as asked, self.tracing() as trace:
+            if self.due(start) and start not in self.measured:
+                self.evaluate(state.params, start, asked)  # the run was stopped before it could be
             for done in range(start + 1, train.steps + 1):
                 trace(done, state)
-                state, metrics = step(self.experiment, state, place(next(batches)))
+                batch = next(batches)
+                state, metrics = step(self.experiment, state, place(batch))
+                asked.unsaved = True
                 if pending is not None:
-                    self.record(*pending)
-                pending = done, metrics
+                    self.record(pending)
+                pending = Pending(done, metrics, batch)
                 last, best = done == train.steps or asked.signal is not None, False
-                evaluating = done % train.eval_every == 0 or done == train.steps
-                if last or evaluating or done % train.checkpoint_every == 0:
-                    self.record(*pending)
+                if last or self.due(done) or done % train.checkpoint_every == 0:
+                    self.record(pending)
                     pending = None
-                if evaluating:
+                if self.due(done):
                     try:
-                        best = self.evaluate(state.params, done)
+                        best = self.evaluate(state.params, done, asked)
                     except Exception:
-                        self.checkpoints.save(state, self.numbers)  # what was trained is kept
+                        self.checkpoints.save(state, self.numbers, self.best)  # what was trained is kept
                         raise
-                if last or best or done % train.checkpoint_every == 0:
+                if last or best or done % train.checkpoint_every == 0 or asked.signal is not None:
                     with self.display.paused():
-                        self.checkpoints.save(state, self.numbers)
+                        self.checkpoints.save(state, self.numbers, self.best)
+                    asked.unsaved = False
                 if asked.signal is not None:
                     break
         self.checkpoints.wait()
@@ -189,9 +218,14 @@ class Loop:
             raise Stop(asked.signal)
         return state
 
-    def record(self, step: int, metrics: Metrics) -> None:
-        """Wait for a step's metrics; count its tokens; write it down and show it where it is due."""
+    def due(self, step: int) -> bool:
+        """Whether the model is measured after this step."""
         train = self.experiment.train
+        return step > 0 and (step % train.eval_every == 0 or step == train.steps)
+
+    def record(self, pending: Pending) -> None:
+        """Wait for a step's metrics; count its tokens; write it down and show it where it is due."""
+        train, (step, metrics, batch) = self.experiment.train, pending
         values = {name: float(value) for name, value in metrics._asdict().items()}
         tokens, skipped = int(values.pop("tokens")), int(values.pop("skipped"))
         new = skipped - self.numbers["skipped"]
@@ -200,9 +234,14 @@ class Loop:
         self.numbers["tokens"] += 0 if new else tokens
         timing = self.display.step(tokens)
         if new:
-            self.say(f"step {step}: loss or gradient is not finite (or no token has weight); the update is skipped")
+            self.say(
+                f"step {step}: loss or gradient is not finite (or no token has weight); the update is skipped. "
+                f"To look at it: python -m transformer runs reproduce --run={self.workdir} --step={step}"
+            )
         if step % train.log_every == 0 or step in (1, train.steps) or new:
             record = {"step": step, "tokens": self.numbers["tokens"], **values, "skipped": skipped}
+            if new:
+                record["batch"] = batch_hash(batch)
             self.records.write("metrics", record)
             self.display.show(step, values["loss"])
             if timing is not None:
@@ -211,10 +250,18 @@ class Loop:
         if self.numbers["skipped_in_a_row"] >= train.max_skipped:
             raise FloatingPointError(f"stopped at step {step}: {train.max_skipped} steps in a row were skipped")
 
-    def evaluate(self, params: Any, step: int) -> bool:
-        """Measure on the fixed windows of the validation split and write it down; True for the best so far."""
+    def evaluate(self, params: Any, step: int, asked: Asked) -> bool:
+        """Measure on the fixed windows of the validation split and write it down; True for the best so far.
+
+        Where a signal asks to stop it is left undone, and done first when the run goes on.
+        """
         train, context = self.experiment.train, self.experiment.model.context
-        with self.display.paused():
+
+        def pause() -> None:
+            if asked.signal is not None:
+                raise Undone
+
+        with contextlib.suppress(Undone), self.display.paused():
             scores = evaluate(
                 self.experiment,
                 params,
@@ -223,12 +270,12 @@ class Loop:
                 stride=max(1, context // 2),
                 rows=train.batch // train.accumulate,
                 count=train.eval_windows,
+                pause=pause,
             )
+        if asked.signal is not None:
+            return False
         report = total(scores).report()
-        best = report["loss"] < self.numbers.get("best_eval_loss", math.inf)
-        self.numbers |= {"eval_loss": report["loss"], "eval_step": step}
-        if best:
-            self.numbers["best_eval_loss"] = report["loss"]
+        self.measured[step] = finite(report["loss"])
         record = {"step": step, "eval_loss": report["loss"]}
         record |= {name: report[name] for name in ("perplexity", "bits_per_byte", "accuracy")}
         self.records.write("metrics", record | {"eval_tokens": report["tokens"], "eval_bytes": report["bytes"]})
@@ -236,7 +283,11 @@ class Loop:
             f"step {step}: validation loss {report['loss']:.4f}, perplexity {report['perplexity']:.2f}, "
             f"{report['bits_per_byte']:.4f} bits per byte"
         )
-        return best
+        return self.best == step
+
+    @property
+    def best(self) -> int | None:
+        return best_step([{"step": step, "eval_loss": loss} for step, loss in self.measured.items()])
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[Callable[[int, State], None]]:

@@ -1,13 +1,17 @@
 """What a run writes down: metrics.jsonl (nothing in it depends on the clock), timing.jsonl, event files."""
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tensorboardX import SummaryWriter
 
 from transformer.jsons import finite
+
+METRICS = "metrics.jsonl"
 
 
 class Records:
@@ -23,22 +27,36 @@ class Records:
             path = directory / f"{name}.jsonl"
             _rewind(path, step)
             self._files[name] = path.open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(directory / "tensorboard"), purge_step=step + 1 if step else None)
+        self._tensorboard = directory / "tensorboard"
+        self._events = SummaryWriter(str(self._tensorboard), purge_step=step + 1 if step else None)
 
     def write(self, name: str, record: dict[str, Any]) -> None:
         """Append to metrics.jsonl or timing.jsonl, and to the event files."""
         file = self._files[name]
-        file.write(json.dumps(finite(record)) + "\n")
-        file.flush()
-        for key, value in record.items():
-            if key != "step" and isinstance(value, int | float):
-                self._events.add_scalar(f"{name}/{key}", value, record["step"])
+        with naming(Path(file.name)):
+            file.write(json.dumps(finite(record)) + "\n")
+            file.flush()
+        with naming(self._tensorboard):
+            for key, value in record.items():
+                if key != "step" and isinstance(value, int | float):
+                    self._events.add_scalar(f"{name}/{key}", value, record["step"])
 
     def close(self) -> None:
         for file in self._files.values():
-            os.fsync(file.fileno())
-            file.close()
-        self._events.close()
+            with naming(Path(file.name)), file:
+                file.flush()
+                os.fsync(file.fileno())
+        with naming(self._tensorboard):
+            self._events.close()
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error in writing says where."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -49,8 +67,17 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
+def best_step(records: list[dict[str, Any]]) -> int | None:
+    """The step of the lowest validation loss; None where nothing was measured (one that is no number never counts)."""
+    measured = [(r["eval_loss"], r["step"]) for r in records if r.get("eval_loss") is not None]
+    return min(measured)[1] if measured else None
+
+
 def _rewind(path: Path, step: int) -> None:
     kept = [record for record in read(path) if record["step"] <= step]
     fresh = path.with_suffix(".tmp")
-    fresh.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+    with fresh.open("w", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(record) + "\n" for record in kept)
+        stream.flush()
+        os.fsync(stream.fileno())
     fresh.replace(path)
