@@ -151,7 +151,7 @@ def prefill(
     if generator.use_cache:
         cache = attention.kind(experiment.model).allocate(experiment.model, B, places, experiment.model.dtype)
         keys, to_BP = places, jnp.where(real_BP, index_BP, places)  # padding is written nowhere
-    mask = Mask(index_BP, jnp.arange(keys, dtype=jnp.int32)[None])
+    mask = Mask(index_BP, jnp.arange(keys, dtype=jnp.int32)[None], ordered=True)
     logits_B1V, cache = generator.model.apply(
         {"params": params}, tokens_BP, index_BP, mask, cache, to_BP, only_B=lengths_B - 1
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flax import linen as nn
 
 from transformer.errors import UserError
-from transformer.model import cache, grouped
+from transformer.model import cache, grouped, kernels
 from transformer.model.grouped import Grouped, MultiHead, MultiQuery
 from transformer.settings import settings
 
@@ -21,6 +21,7 @@ class Attention:
     """How a block's positions look at one another."""
 
     projection: MultiHead | MultiQuery | Grouped = MultiHead()
+    kernel: kernels.Name = "auto"  # plain writes out the n x n table; the others give the same in linear memory
 
 
 class Kind(NamedTuple):

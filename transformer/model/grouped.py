@@ -80,7 +80,7 @@ class GroupedAttention(nn.Module):
         B, T = q_BTNH.shape[:2]
         grouped = spec("batch", "time", "kv_heads", None, "head_width")
         q_BTKGH = jax.lax.reshape(q_BTNH, (B, T, K, N // K, H), out_sharding=grouped)
-        mixed_BTKGH = kernels.plain(q_BTKGH, k_BSKH, v_BSKH, mask)
+        mixed_BTKGH = kernels.attend(c.attention.kernel, q_BTKGH, k_BSKH, v_BSKH, mask)
         flat = spec("batch", "time", "heads", "head_width")
         mixed_BTNH = jax.lax.reshape(mixed_BTKGH, (B, T, N, H), out_sharding=flat)
 

@@ -1,16 +1,24 @@
-"""Attention kernels. The plain one writes out the score table and is the reference for all others.
+"""The table of attention kernels: what each one can do, and the plain one, the reference for all others.
 
 B rows, T query positions, S key positions, K key/value heads, G query heads per key/value head,
 H width of one head.
 """
 
+import dataclasses
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
-from transformer.model.masks import Mask
-from transformer.parallel.rules import spec
+from transformer.errors import UserError
+from transformer.model import fused
+from transformer.model.blockwise import blockwise
+from transformer.model.masks import BIG, Mask
+from transformer.parallel.rules import put, spec
 
-BIG = 1e30  # finite, so that a row without any visible key cannot make a NaN
+Name = Literal["auto", "plain", "blockwise", "cudnn", "splash"]
+SHORT = 128  # so few keys that the table of scores is no bill
 
 
 def plain(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask) -> jax.Array:
@@ -33,3 +41,85 @@ def plain(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask) 
     mixed_BKGTH = jnp.einsum("BKGTS,BKSH->BKGTH", weights_BKGTS, v_BKSH, out_sharding=table)
     mixed_BTKGH = mixed_BKGTH.transpose(0, 3, 1, 2, 4)
     return jnp.where(visible_B11TS.any(-1).transpose(0, 3, 1, 2)[..., None], mixed_BTKGH, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What is asked of a kernel, all known before anything runs."""
+
+    platform: str  # cpu, gpu, tpu
+    queries: int
+    keys: int
+    head_width: int
+    dtype: str
+    ordered: bool  # query t and key t are both at index t
+    packed: bool  # with segments
+
+
+class Kernel(NamedTuple):
+    """``run(q, k, v, mask)`` on one device's share; ``objection(call)`` says why it cannot, or None.
+
+    ``linear`` is whether its memory is linear in the context.
+    """
+
+    run: Callable[[jax.Array, jax.Array, jax.Array, Mask], jax.Array]
+    objection: Callable[[Call], str | None]
+    linear: bool
+
+
+KERNELS: dict[str, Kernel] = {
+    "splash": Kernel(fused.splash, fused.splash_objection, True),
+    "cudnn": Kernel(fused.cudnn, fused.cudnn_objection, True),
+    "blockwise": Kernel(blockwise, lambda call: None, True),
+    "plain": Kernel(plain, lambda call: None, False),
+}
+
+
+def choose(name: str, call: Call) -> tuple[str, str]:
+    """The kernel for a call and why it is that one. UserError where the one that was asked for cannot do it.
+
+    A single query's scores are one row, whatever the context: there the plain kernel serves every choice.
+    """
+    if call.queries == 1:
+        return "plain", "a single query has no table"
+    if name != "auto":
+        if objection := KERNELS[name].objection(call):
+            raise UserError(f"config.model.attention.kernel: {name} cannot be used here: {objection}; auto can")
+        return name, "as configured"
+    objections = []
+    for candidate, kernel in KERNELS.items():
+        if candidate == "blockwise" and call.keys <= SHORT:
+            objections.append(f"blockwise: {call.keys} keys are few")
+        elif objection := kernel.objection(call):
+            objections.append(f"{candidate}: {objection}")
+        else:
+            return candidate, "; ".join(["auto", *objections])
+    raise AssertionError("the plain kernel can do everything")
+
+
+def attend(name: str, q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask) -> jax.Array:
+    """Attention by the kernel called ``name``, each device on its own rows and heads: [B, T, K, G, H]."""
+    call = Call(
+        platform=jax.default_backend(),
+        queries=q_BTKGH.shape[1],
+        keys=k_BSKH.shape[1],
+        head_width=q_BTKGH.shape[-1],
+        dtype=str(q_BTKGH.dtype),
+        ordered=mask.ordered,
+        packed=mask.query_segment_BT is not None,
+    )
+    chosen, _ = choose(name, call)
+    run = KERNELS[chosen].run
+    queries, keys = spec("batch", "time", "kv_heads", None, "head_width"), spec("batch", None, "kv_heads", "head_width")
+    if queries is None or chosen == "plain":  # plain is einsums alone, which the mesh understands
+        return run(q_BTKGH, k_BSKH, v_BSKH, mask)
+
+    def axis(x_BT: jax.Array) -> str | None:
+        return "batch" if x_BT.shape[0] == q_BTKGH.shape[0] else None
+
+    mask = jax.tree.map(lambda x_BT: put(x_BT, axis(x_BT), None), mask)
+    masks = jax.tree.map(lambda x_BT: spec(axis(x_BT), None), mask)
+    # Every input that has a gradient is cut over every axis that the kernel's result is, so none needs a sum.
+    return jax.shard_map(run, in_specs=(queries, keys, keys, masks), out_specs=queries, check_vma=False)(
+        q_BTKGH, k_BSKH, v_BSKH, mask
+    )

@@ -1,0 +1,250 @@
+"""Attention in memory linear in the context: one block of queries at a time, forward and backward.
+
+Online softmax: Milakov and Gimelshein, arXiv:1805.02867; blocks with recomputation in the backward pass:
+FlashAttention, arXiv:2205.14135, algorithms 1 and 4. Short contexts are worked through in a loop that is
+written out, each block of queries against all the keys before its end; long ones in loops of fixed blocks,
+where pairs of blocks that the mask hides are skipped.
+
+M heads in all (rows times key/value heads), G query heads per key/value head, T query positions,
+S key positions, t and s positions of one block, H width of one head. Scores and sums are float32.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer.model.masks import BIG, Mask
+
+WRITTEN_OUT = 1024  # the longest context whose loop is written out: beyond, compiling would take too long
+BLOCK = 512  # positions of a block in longer contexts
+
+
+Take = Callable[[jax.Array], jax.Array]  # some places out of [B or 1, T]
+
+
+class Sums(NamedTuple):
+    """Of the keys seen so far: the largest score, and sums of exp(score - largest), alone and times the values."""
+
+    top_MGt1: jax.Array
+    total_MGt1: jax.Array
+    mixed_MGtH: jax.Array
+
+
+def _dot(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
+
+
+def _scores(q_MGtH: jax.Array, k_MsH: jax.Array, hidden_Bts: jax.Array) -> jax.Array:
+    scores_MGts = _dot("MGtH,MHs->MGts", q_MGtH, k_MsH.transpose(0, 2, 1))
+    M, G, t, s = scores_MGts.shape
+    B = hidden_Bts.shape[0]
+    return (scores_MGts.reshape(B, M // B, G, t, s) + hidden_Bts[:, None, None]).reshape(M, G, t, s)
+
+
+def _visit(sums: Sums | None, q_MGtH: jax.Array, k_MsH: jax.Array, v_MsH: jax.Array, hidden_Bts: jax.Array) -> Sums:
+    """The sums with a block of keys more."""
+    scores_MGts = _scores(q_MGtH, k_MsH, hidden_Bts)
+    top_MGt1 = jnp.maximum(scores_MGts.max(-1, keepdims=True), -BIG / 10)  # hidden keys weigh exactly nothing
+    if sums is not None:
+        top_MGt1 = jnp.maximum(top_MGt1, sums.top_MGt1)
+    weights_MGts = jnp.exp(scores_MGts - top_MGt1)
+    total_MGt1 = weights_MGts.sum(-1, keepdims=True)
+    mixed_MGtH = _dot("MGts,MsH->MGtH", weights_MGts.astype(v_MsH.dtype), v_MsH)
+    if sums is not None:
+        before_MGt1 = jnp.exp(sums.top_MGt1 - top_MGt1)
+        total_MGt1 = total_MGt1 + sums.total_MGt1 * before_MGt1
+        mixed_MGtH = mixed_MGtH + sums.mixed_MGtH * before_MGt1
+    return Sums(top_MGt1, total_MGt1, mixed_MGtH)
+
+
+def _finish(sums: Sums, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Mixed values [M, G, t, H], zero where no key is seen, and log sum exp of the scores [M, G, t, 1]."""
+    some_MGt1 = sums.total_MGt1 > 0
+    total_MGt1 = jnp.where(some_MGt1, sums.total_MGt1, 1)
+    return (sums.mixed_MGtH / total_MGt1).astype(dtype), jnp.where(some_MGt1, sums.top_MGt1 + jnp.log(total_MGt1), 0)
+
+
+class Saved(NamedTuple):
+    """What the backward pass needs of one block of queries: the gradient of its result, and two sums."""
+
+    q_MGtH: jax.Array
+    given_MGtH: jax.Array
+    delta_MGt1: jax.Array  # sum of result times its gradient
+    total_MGt1: jax.Array  # log sum exp
+
+
+def _revisit(
+    saved: Saved, k_MsH: jax.Array, v_MsH: jax.Array, hidden_Bts: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Float32 gradients of a block of queries and of keys and values, as far as they concern each other."""
+    q_MGtH, given_MGtH, delta_MGt1, total_MGt1 = saved
+    dtype = q_MGtH.dtype
+    weights_MGts = jnp.exp(_scores(q_MGtH, k_MsH, hidden_Bts) - total_MGt1)
+    back_MGts = _dot("MGtH,MHs->MGts", given_MGtH, v_MsH.transpose(0, 2, 1))
+    slope_MGts = (weights_MGts * (back_MGts - delta_MGt1)).astype(dtype)
+    return (
+        _dot("MGts,MsH->MGtH", slope_MGts, k_MsH),
+        _dot("MGts,MGtH->MsH", slope_MGts, q_MGtH),
+        _dot("MGts,MGtH->MsH", weights_MGts.astype(dtype), given_MGtH),
+    )
+
+
+def _hidden(mask: Mask, queries: Take, keys: Take) -> jax.Array:
+    """0 where a query of the block sees a key of the block, -BIG elsewhere, [B or 1, t, s]; written out once."""
+    part = mask.slice(queries, keys)
+    return jax.lax.optimization_barrier(jnp.where(part.visible_BTS(), 0.0, -BIG))
+
+
+# Short contexts
+
+
+def _ranges(queries: int, keys: int, ordered: bool) -> Iterator[tuple[slice, slice]]:
+    """Blocks of queries, each with the keys that it can see."""
+    size = 64 if queries <= 256 else 128
+    for start in range(0, queries, size):
+        end = min(start + size, queries)
+        yield slice(start, end), slice(0, min(end, keys) if ordered else keys)
+
+
+def _part(places: slice) -> Take:
+    return lambda x_BT: x_BT[:, places]
+
+
+def _short_forward(q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
+    parts = []
+    for t, s in _ranges(q_MGTH.shape[2], k_MSH.shape[1], mask.ordered):
+        hidden_Bts = _hidden(mask, _part(t), _part(s))
+        parts.append(_finish(_visit(None, q_MGTH[:, :, t], k_MSH[:, s], v_MSH[:, s], hidden_Bts), v_MSH.dtype))
+    return tuple(jnp.concatenate(x, axis=2) for x in zip(*parts, strict=True))  # type: ignore[return-value]
+
+
+def _short_backward(saved: Saved, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -> tuple[jax.Array, ...]:
+    dq, dk_MSH, dv_MSH = [], jnp.zeros(k_MSH.shape, jnp.float32), jnp.zeros(v_MSH.shape, jnp.float32)
+    for t, s in _ranges(saved.q_MGtH.shape[2], k_MSH.shape[1], mask.ordered):
+        hidden_Bts = _hidden(mask, _part(t), _part(s))
+        part = Saved(*(x[:, :, t] for x in saved))
+        dq_MGtH, dk_MsH, dv_MsH = _revisit(part, k_MSH[:, s], v_MSH[:, s], hidden_Bts)
+        dq.append(dq_MGtH)
+        dk_MSH, dv_MSH = dk_MSH.at[:, s].add(dk_MsH), dv_MSH.at[:, s].add(dv_MsH)
+    return jnp.concatenate(dq, axis=2), dk_MSH, dv_MSH
+
+
+# Long contexts
+
+
+def _blocks(x: jax.Array, axis: int) -> jax.Array:
+    """[..., n * BLOCK, ...] -> [n, ..., BLOCK, ...]."""
+    shape = (*x.shape[:axis], -1, BLOCK, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+
+def _whole(x: jax.Array, axis: int) -> jax.Array:
+    """The inverse of ``_blocks``."""
+    x = jnp.moveaxis(x, 0, axis)
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+
+def _at(number: jax.Array) -> Take:
+    return lambda x_BT: jax.lax.dynamic_slice_in_dim(x_BT, number * BLOCK, BLOCK, axis=1)
+
+
+def _long_forward(q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
+    live_QK, keys = mask.live(BLOCK), (_blocks(k_MSH, 1), _blocks(v_MSH, 1))
+
+    def queries(block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        i, q_MGtH = block
+        top_MGt1 = jnp.full((*q_MGtH.shape[:3], 1), -BIG, jnp.float32)
+        start = Sums(top_MGt1, jnp.zeros_like(top_MGt1), jnp.zeros(q_MGtH.shape, jnp.float32))
+
+        def visit(j: jax.Array, sums: Sums) -> Sums:
+            k_MsH, v_MsH = keys[0][j], keys[1][j]
+            return jax.lax.cond(
+                live_QK[i, j],
+                lambda: _visit(sums, q_MGtH, k_MsH, v_MsH, _hidden(mask, _at(i), _at(j))),
+                lambda: sums,
+            )
+
+        return _finish(jax.lax.fori_loop(0, live_QK.shape[1], visit, start), v_MSH.dtype)
+
+    mixed, total = jax.lax.map(queries, (jnp.arange(live_QK.shape[0]), _blocks(q_MGTH, 2)))
+    return _whole(mixed, 2), _whole(total, 2)
+
+
+def _long_backward(saved: Saved, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -> tuple[jax.Array, ...]:
+    live_QK, k, v = mask.live(BLOCK), _blocks(k_MSH, 1), _blocks(v_MSH, 1)
+    zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+
+    def queries(carry: Any, block: tuple[jax.Array, Saved]) -> Any:
+        i, part = block
+
+        def visit(j: jax.Array, carry: Any) -> Any:
+            def add(dq_MGtH: jax.Array, dk: jax.Array, dv: jax.Array) -> Any:
+                found = _revisit(part, k[j], v[j], _hidden(mask, _at(i), _at(j)))
+                return dq_MGtH + found[0], dk.at[j].add(found[1]), dv.at[j].add(found[2])
+
+            return jax.lax.cond(live_QK[i, j], add, lambda *same: same, *carry)
+
+        start = (jnp.zeros(part.q_MGtH.shape, jnp.float32), *carry)
+        dq_MGtH, *carry = jax.lax.fori_loop(0, live_QK.shape[1], visit, start)
+        return tuple(carry), dq_MGtH
+
+    parts = Saved(*(_blocks(x, 2) for x in saved))
+    (dk, dv), dq = jax.lax.scan(queries, zeros, (jnp.arange(live_QK.shape[0]), parts))
+    return _whole(dq, 2), _whole(dk, 1), _whole(dv, 1)
+
+
+# Both
+
+
+def _heads(x_BTKGH: jax.Array) -> jax.Array:
+    """[B, T, K, G, H] -> [M, G, T, H]."""
+    B, T, K, G, H = x_BTKGH.shape
+    return x_BTKGH.transpose(0, 2, 3, 1, 4).reshape(B * K, G, T, H)
+
+
+def _rows(x_MGTH: jax.Array, B: int) -> jax.Array:
+    M, G, T, H = x_MGTH.shape
+    return x_MGTH.reshape(B, M // B, G, T, H).transpose(0, 3, 1, 2, 4)
+
+
+def _is_short(q_MGTH: jax.Array, k_MSH: jax.Array) -> bool:
+    return max(q_MGTH.shape[2], k_MSH.shape[1]) <= WRITTEN_OUT
+
+
+@jax.custom_vjp
+def _attend(q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -> jax.Array:
+    return _forward(q_MGTH, k_MSH, v_MSH, mask)[0]
+
+
+def _forward(q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -> tuple[jax.Array, Any]:
+    run = _short_forward if _is_short(q_MGTH, k_MSH) else _long_forward
+    mixed_MGTH, total_MGT1 = run(q_MGTH, k_MSH, v_MSH, mask)
+    return mixed_MGTH, (q_MGTH, k_MSH, v_MSH, mask, mixed_MGTH, total_MGT1)
+
+
+def _backward(kept: Any, given_MGTH: jax.Array) -> tuple[Any, ...]:
+    q_MGTH, k_MSH, v_MSH, mask, mixed_MGTH, total_MGT1 = kept
+    delta_MGT1 = (given_MGTH.astype(jnp.float32) * mixed_MGTH).sum(-1, keepdims=True)
+    run = _short_backward if _is_short(q_MGTH, k_MSH) else _long_backward
+    dq, dk, dv = run(Saved(q_MGTH, given_MGTH, delta_MGT1, total_MGT1), k_MSH, v_MSH, mask)
+    return dq.astype(q_MGTH.dtype), dk.astype(k_MSH.dtype), dv.astype(v_MSH.dtype), None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def blockwise(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask) -> jax.Array:
+    """softmax(q k^T / sqrt(H)) v, [B, T, K, G, H], as `kernels.plain` gives it. All on one device: see `kernels`."""
+    B, T, _, _, H = q_BTKGH.shape
+    S = k_BSKH.shape[1]
+    q_MGTH = _heads(q_BTKGH) * np.asarray(H**-0.5, q_BTKGH.dtype)
+    k_MSH, v_MSH = (_heads(x[:, :, :, None])[:, 0] for x in (k_BSKH, v_BSKH))
+    if max(T, S) > WRITTEN_OUT:  # up to whole blocks; what is added is hidden, and cut off again
+        pad_T, pad_S = -T % BLOCK, -S % BLOCK
+        q_MGTH = jnp.pad(q_MGTH, ((0, 0), (0, 0), (0, pad_T), (0, 0)))
+        k_MSH, v_MSH = (jnp.pad(x, ((0, 0), (0, pad_S), (0, 0))) for x in (k_MSH, v_MSH))
+        mask = mask.pad(pad_T, pad_S)
+    return _rows(_attend(q_MGTH, k_MSH, v_MSH, mask)[:, :, :T], B)
