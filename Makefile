@@ -11,7 +11,7 @@ ready-dev := $(VENV)/.ready-dev
 unfinished := $(VENV)/.unfinished
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format smoke exhaustive clean
+.PHONY: help demo test lint format smoke exhaustive fuzz device-check clean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +21,8 @@ help:
 	@echo 'make format      rewrite the code in the one format'
 	@echo 'make smoke       the quick tests only'
 	@echo 'make exhaustive  the long tests that make test leaves out'
+	@echo 'make fuzz        100,000 inputs that nobody thought of, for each part that reads what others wrote'
+	@echo 'make device-check  on an accelerator: kernels against the plain one, a training step, generation, memory, speed'
 	@echo 'make clean       remove $(VENV) and caches (never runs/)'
 	@echo
 	@echo 'Settings: PYTHON=$(PYTHON) (3.11 or newer; read when $(VENV) is made), VENV=$(VENV), WORKERS=$(WORKERS)'
@@ -51,6 +53,13 @@ smoke: $(ready-dev)
 
 exhaustive: $(ready-dev)
 	@$(python) -m pytest -n $(WORKERS) -m exhaustive
+
+fuzz: $(ready-dev)
+	@for target in overrides store tokenizer packing; do echo "$$target ..."; $(python) -m tests.fuzz $$target || exit 1; done
+
+# JSON in device-check.json; needs the library alone, and JAX for the accelerator (the extras cuda and tpu).
+device-check: $(ready)
+	@$(python) -m transformer.analysis.device_check > device-check.json
 
 clean:
 	@if [ -e $(VENV)/pyvenv.cfg ] || [ -e $(unfinished) ]; then rm -rf $(VENV); fi

@@ -36,6 +36,10 @@ setup(
         "cuda": ["jax[cuda13]"],
         # gs:// paths.
         "gcs": ["gcsfs>=2025.3"],
+        # What `bench` compares with: GPT-2 on torch.
+        "peers": ["torch>=2.6", "transformers>=4.50"],
+        # What `make fuzz` is guided by, on Python 3.11; without it inputs are random.
+        "fuzz": ["atheris>=3; python_version < '3.12'"],
         # What `make test` needs; requirements-dev.txt pins it.
         "dev": [
             "pytest>=9,<10",  # the test runner

@@ -171,6 +171,7 @@ OTHER: dict[str, Any] = {
     "model.attention.projection.kv_heads": 4,
     "train.accumulate": 4,
     "train.clip": None,
+    "model.attention.kernel": "blockwise",  # so few keys are for the plain one by itself
     "model.stack": "scan",  # a shallow model is unrolled by itself
 }
 

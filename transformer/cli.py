@@ -133,6 +133,11 @@ def _dispatch(commands: dict[str, str], argv: list[str]) -> int:
         raise UserError(f"{extra[0]!r}: {name} takes no such argument; flags are written --name=value")
     if changes and "config" not in values:
         raise UserError(f"{PREFIX}{next(iter(changes))}: {name} takes no settings, the run has its own")
+    if "cache" in values:
+        # Compiled programs are kept, so that the same command starts faster the next time. JAX reads these when it is
+        # imported, which no command has done yet; what the user has set himself stays.
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(values.cache).expanduser() / "programs"))
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
     result, text = command.run(Args(values, changes, [*argv]))
     if values.json:
         print(json.dumps(finite(result), allow_nan=False))

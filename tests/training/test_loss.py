@@ -14,6 +14,7 @@ from transformer.data.packing import Packing
 from transformer.data.store import TokenStore, Writer
 from transformer.parallel.mesh import Mesh
 from transformer.parallel.rules import put
+from transformer.training import loss
 from transformer.training.loss import Sums, token_sums
 
 
@@ -184,3 +185,48 @@ def test_a_cut_vocabulary_is_never_gathered():
         )
     assert small.farthest(cut, alone) < 1e-5
     assert "all-reduce" in program and "all-gather" not in program and "all-to-all" not in program
+
+
+@pytest.mark.parametrize(("rows", "count"), [(1, 8), (6, 4), (12, 2), (1000, 1)])
+def test_sums_in_parts_are_those_of_all_logits(rows, count, monkeypatch):
+    """Values and gradients, with both penalties, for parts that divide the positions and parts that do not."""
+    random = np.random.default_rng(0)
+    x, table = random.normal(size=(3, 8, 5)).astype(np.float32), random.normal(size=(11, 5)).astype(np.float32)
+    targets, weights = (
+        jnp.asarray(random.integers(0, 11, (3, 8)), jnp.int32),
+        random.integers(0, 2, (3, 8)).astype(np.float32),
+    )
+    monkeypatch.setattr(loss, "ROWS", rows)
+    assert len(loss._parts(x)) == count
+    kinds = loss.Penalties(z_loss=0.01, label_smoothing=0.1)
+
+    def in_parts(x, table):
+        found = loss.sums_in_parts(kinds, x, table, targets, weights)
+        return 3 * found.objective, found
+
+    def at_once(x, table):
+        logits = jnp.einsum("BTD,VD->BTV", x, table)
+        found = token_sums(logits, targets, weights, z_loss=0.01, label_smoothing=0.1)
+        return 3 * found.objective, found
+
+    for f in (jax.grad, lambda f, *a, **k: lambda *xs: (f(*xs)[1], f(*xs)[1])):
+        found, wanted = (f(g, (0, 1), has_aux=True)(x, table) for g in (in_parts, at_once))
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5)
+
+
+def test_the_logits_of_a_whole_batch_are_never_there():
+    """Memory of the loss and its gradient: eight times the tokens need no eight times the logits."""
+
+    def temporaries(tokens):
+        x, table = jax.ShapeDtypeStruct((1, tokens, 8), jnp.float32), jax.ShapeDtypeStruct((4096, 8), jnp.float32)
+        ids, weights = jax.ShapeDtypeStruct((1, tokens), jnp.int32), jax.ShapeDtypeStruct((1, tokens), jnp.float32)
+
+        def objective(x, table, ids, weights):
+            return loss.sums_in_parts(loss.Penalties(), x, table, ids, weights).objective
+
+        compiled = jax.jit(jax.grad(objective, (0, 1))).lower(x, table, ids, weights).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    one = temporaries(loss.ROWS)
+    assert one >= loss.ROWS * 4096 * 4 and temporaries(8 * loss.ROWS) < 1.5 * one

@@ -77,14 +77,19 @@ def time_loader(experiment: Experiment) -> dict[str, float]:
         return {"seconds_per_batch": _median(lambda: [loader.batch_at(i) for i in range(10)]) / 10}
 
 
+def random_batch(experiment: Experiment) -> Batch:
+    """Rows of random ids, each one document, on the devices of the mesh that is set."""
+    context = experiment.model.context
+    shape = (experiment.train.batch, context)
+    ids = np.random.default_rng(0).integers(0, experiment.vocab_size, shape, dtype=np.int32)
+    index = np.tile(np.arange(context, dtype=np.int32), (shape[0], 1))
+    return place(Batch(ids, ids, np.ones_like(ids), index, np.ones(shape, np.float32)))
+
+
 def time_training(experiment: Experiment) -> dict[str, float]:
     """Median seconds of a step after the first, which compiles."""
     train, context = experiment.train, experiment.model.context
-    random = np.random.default_rng(0)
-    shape = (train.batch, context)
-    ids = random.integers(0, experiment.vocab_size, shape, dtype=np.int32)
-    index = np.tile(np.arange(context, dtype=np.int32), (train.batch, 1))
-    batch = place(Batch(ids, ids, np.ones_like(ids), index, np.ones(shape, np.float32)))
+    batch = random_batch(experiment)
     state = jax.jit(init_state, static_argnums=0)(experiment)
     step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
     start = time.perf_counter()

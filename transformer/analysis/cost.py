@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from transformer.config import Experiment
 from transformer.model.attention import kind
 from transformer.model.config import Model
+from transformer.model.kernels import KERNELS, choose_for_training
 from transformer.model.mlp import Swiglu
 from transformer.model.norms import LayerNorm
 from transformer.model.positions import Learned
+from transformer.training.loss import ROWS
 from transformer.training.optimizer import Muon
 
 FLOAT32 = 4
@@ -126,15 +128,17 @@ def training_memory(experiment: Experiment) -> dict[str, int | str]:
     hidden = m.mlp.hidden(m.width) * (3 if isinstance(m.mlp, Swiglu) else 2)
     qkv = 2 * m.heads * m.head_size + kind(m).cache_numbers(m)
     stream = 4 * m.width + qkv + hidden
-    tables = 2 * FLOAT32 * m.heads * m.context  # scores and weights
+    kernel, _ = choose_for_training(m.attention.kernel, m.context, m.head_size, m.dtype)
+    # Scores and weights of every key; or one sum for each query.
+    tables = FLOAT32 * m.heads * (1 if KERNELS[kernel].linear else 2 * m.context)
     block = tokens * (stream * number + tables)
     kept = {
         "none": m.depth * block,
         "full": m.depth * tokens * m.width * number + block,
         "dots": m.depth * block,
-        "dots_without_batch": m.depth * tokens * stream * number + block,
+        "dots_without_batch": m.depth * tokens * stream * number + tokens * tables,
     }[m.remat]
-    logits = 2 * tokens * experiment.vocab_size * FLOAT32
+    logits = 2 * min(tokens, ROWS) * experiment.vocab_size * FLOAT32
     parts = {
         "weights": total * FLOAT32,
         "gradients": total * FLOAT32,

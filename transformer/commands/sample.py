@@ -4,11 +4,12 @@ from typing import Any
 
 from absl import flags
 
-from transformer.cli import Args, Command, define_run
+from transformer.cli import Args, Command, define_cache, define_run
 
 
 def define(values: flags.FlagValues) -> None:
     define_run(values)
+    define_cache(values)
     flags.DEFINE_multi_string("prompt", [], "text to continue; several are continued together", flag_values=values)
     flags.DEFINE_integer(
         "tokens", None, "how many to add; by default what fits the context, up to 256", flag_values=values

@@ -57,7 +57,7 @@ def splash(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask,
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    B, T, K, G, H = q_BTKGH.shape
+    B, T, _, G, H = q_BTKGH.shape
     block = next(size for size in SPLASH_BLOCKS if T % size == 0)
     names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
     blocks: Any = dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block)

@@ -97,6 +97,12 @@ def choose(name: str, call: Call) -> tuple[str, str]:
     raise AssertionError("the plain kernel can do everything")
 
 
+def choose_for_training(name: str, context: int, head_width: int, dtype: str) -> tuple[str, str]:
+    """The kernel that packed rows of a whole context are trained with on this machine, and why it is that one."""
+    platform = jax.default_backend()
+    return choose(name, Call(platform, context, context, head_width, dtype, ordered=True, packed=True))
+
+
 def attend(name: str, q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask) -> jax.Array:
     """Attention by the kernel called ``name``, each device on its own rows and heads: [B, T, K, G, H]."""
     call = Call(
@@ -110,9 +116,11 @@ def attend(name: str, q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, 
     )
     chosen, _ = choose(name, call)
     run = KERNELS[chosen].run
-    queries, keys = spec("batch", "time", "kv_heads", None, "head_width"), spec("batch", None, "kv_heads", "head_width")
+    query, key = ("batch", "time", "kv_heads", None, "head_width"), ("batch", None, "kv_heads", "head_width")
+    queries, keys = spec(*query), spec(*key)
     if queries is None or chosen == "plain":  # plain is einsums alone, which the mesh understands
         return run(q_BTKGH, k_BSKH, v_BSKH, mask)
+    q_BTKGH, k_BSKH, v_BSKH = put(q_BTKGH, *query), put(k_BSKH, *key), put(v_BSKH, *key)
 
     def axis(x_BT: jax.Array) -> str | None:
         return "batch" if x_BT.shape[0] == q_BTKGH.shape[0] else None

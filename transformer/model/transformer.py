@@ -3,6 +3,7 @@
 Letters: B rows, T positions, D model width, V vocabulary, L blocks.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,8 +19,6 @@ from transformer.model.norms import Norm
 from transformer.model.positions import POSITIONS, lookup
 from transformer.parallel.rules import spec
 
-LOGITS = ("batch", "time", "vocab")
-
 
 class Transformer(nn.Module):
     """Decoder-only, pre-norm: arXiv:1706.03762 in the form of the GPT-2 report.
@@ -27,7 +26,8 @@ class Transformer(nn.Module):
     ``apply({"params": params}, tokens_BT, positions_BT, mask)`` gives (logits_BTV in float32, None).
     With a ``cache`` and the ``places_BT`` where this call's keys and values go, the second result
     is the updated cache. With ``only_B`` the logits are those of one position of each row, [B, 1, V].
-    ``train`` turns dropout on (it needs ``rngs={"dropout": key}``).
+    ``train`` turns dropout on (it needs ``rngs={"dropout": key}``). The first result is what ``head`` makes of
+    the normed stream and the unembedding: the logits, or in training the loss, which need not hold them all.
     """
 
     config: Model
@@ -43,7 +43,8 @@ class Transformer(nn.Module):
         cache: Any = None,
         places_BT: jax.Array | None = None,
         only_B: jax.Array | None = None,
-    ) -> tuple[jax.Array, Any]:
+        head: Callable[[jax.Array, jax.Array], Any] | None = None,
+    ) -> tuple[Any, Any]:
         c, V = self.config, self.vocab_size
         dtype = jnp.dtype(c.dtype)
 
@@ -67,8 +68,7 @@ class Transformer(nn.Module):
             unembedding_VD = embedding_VD
             if not c.tie_embeddings:
                 unembedding_VD = weight(self, "unembedding", *table, role="unembedding", std=c.init_std)
-            logits_BTV = product(x_BTD, unembedding_VD.T, (V,), LOGITS, jnp.float32)
-        return logits_BTV, cache
+            return (head or logits)(x_BTD, unembedding_VD), cache
 
     def blocks(self, x_BTD: jax.Array, mask: Mask, rotation: Any, cache: Any, places_BT: Any) -> tuple[jax.Array, Any]:
         """The stack of L blocks. Their weights lie stacked along a first dimension, scanned or unrolled."""
@@ -100,6 +100,12 @@ class Transformer(nn.Module):
             lambda carry, block: (apply(carry, *block), None), (x_BTD, cache), (params_L, jnp.arange(c.depth))
         )
         return carry
+
+
+def logits(x_BTD: jax.Array, unembedding_VD: jax.Array) -> jax.Array:
+    """A score for every next token, float32 [B, T, V]."""
+    V = unembedding_VD.shape[0]
+    return product(x_BTD, unembedding_VD.T, (V,), ("batch", "time", "vocab"), jnp.float32)
 
 
 _POLICIES = {

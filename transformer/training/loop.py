@@ -19,6 +19,7 @@ from transformer.data.prepare import Prepared, prepare
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import UserError
 from transformer.jsons import finite, write_json
+from transformer.model.kernels import choose_for_training
 from transformer.parallel.mesh import make_mesh
 from transformer.parallel.rules import spec
 from transformer.settings import leaves
@@ -44,6 +45,8 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
     prepared = prepare(experiment.data, experiment.tokenizer, cache, say)
     check_vocabulary(experiment, prepared)
     check_prompts(experiment, prepared)
+    model = experiment.model
+    kernel, why = choose_for_training(model.attention.kernel, model.context, model.head_size, model.dtype)
     if known:
         runs.check_text(workdir, prepared.content_hash, prepared.tokenizer.fingerprint)
     loader = Loader(
@@ -70,6 +73,7 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
         }
         if start == experiment.train.steps and start in measured:
             return state
+        say(f"attention kernel: {kernel} ({why})")
         if found:
             say(f"{workdir}: going on after step {start} of {experiment.train.steps}")
         origin = runs.provenance(argv, data=prepared.report, content_hash=prepared.content_hash)

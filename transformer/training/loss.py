@@ -3,10 +3,15 @@
 B rows, T positions, V vocabulary.
 """
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from transformer.model.transformer import logits
+
+ROWS = 1024  # tokens whose logits are there at once in training
 
 
 class Sums(NamedTuple):
@@ -16,6 +21,69 @@ class Sums(NamedTuple):
     loss: jax.Array  # cross-entropy alone, in nats: what is reported, and what perplexity comes from
     correct: jax.Array  # targets that were the most likely token
     tokens: jax.Array  # targets with weight
+
+
+class Penalties(NamedTuple):
+    """What the objective adds to the cross-entropy."""
+
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+
+
+def sums_in_parts(
+    kinds: Penalties, x_BTD: jax.Array, unembedding_VD: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array
+) -> Sums:
+    """``token_sums`` of the logits of ``x``, which are only ever there for some of the positions.
+
+    The gradient of a part is taken as soon as its logits are known, and nothing is computed twice: the objective
+    is a sum, so its gradient is known up to a factor before anything behind it is.
+    """
+    return _sums(kinds, x_BTD, unembedding_VD, targets_BT, weights_BT)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sums(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any, weights_BT: Any) -> Sums:
+    found = [_part(kinds, x_BTD[:, t], unembedding_VD, targets_BT[:, t], weights_BT[:, t]) for t in _parts(x_BTD)]
+    return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *found)
+
+
+def _part(kinds: Penalties, x_BtD: Any, unembedding_VD: Any, targets_Bt: Any, weights_Bt: Any) -> Sums:
+    return token_sums(logits(x_BtD, unembedding_VD), targets_Bt, weights_Bt, **kinds._asdict())
+
+
+def _parts(x_BTD: jax.Array) -> list[slice]:
+    """Equal parts of the positions of about ROWS tokens in all rows together."""
+    B, T, _ = x_BTD.shape
+    count = max(1, min(T, -(-B * T // ROWS)))
+    size = -(-T // count)
+    return [slice(t, min(t + size, T)) for t in range(0, T, size)]
+
+
+def _forward(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any, weights_BT: Any) -> Any:
+    total: Any = None
+    slopes = []
+    for t in _parts(x_BTD):
+
+        def objective(x_BtD: Any, unembedding_VD: Any, t: slice = t) -> Any:
+            sums = _part(kinds, x_BtD, unembedding_VD, targets_BT[:, t], weights_BT[:, t])
+            return sums.objective, sums
+
+        slope, sums = jax.grad(objective, (0, 1), has_aux=True)(x_BTD[:, t], unembedding_VD)
+        slopes.append(slope[0])
+        total = (sums, slope[1]) if total is None else jax.tree.map(jnp.add, total, (sums, slope[1]))
+        # The next part begins when this one's logits are gone.
+        x_BTD, total = jax.lax.optimization_barrier((x_BTD, total))
+    sums, slope_VD = total
+    return sums, (jnp.concatenate(slopes, axis=1), slope_VD)
+
+
+def _backward(kinds: Penalties, kept: Any, given: Sums) -> Any:
+    slope_BTD, slope_VD = kept
+    factor = given.objective  # the other sums are for people, and have no gradient
+    return (slope_BTD * factor.astype(slope_BTD.dtype), slope_VD * factor, None, None)
+
+
+_sums.defvjp(_forward, _backward)
 
 
 def token_sums(

@@ -12,7 +12,7 @@ import optax
 from transformer.config import Experiment
 from transformer.model.masks import causal
 from transformer.model.transformer import Transformer
-from transformer.training.loss import Sums, token_sums
+from transformer.training.loss import Penalties, Sums, sums_in_parts
 from transformer.training.schedule import learning_rate
 from transformer.training.state import State, key, optimizer
 
@@ -88,17 +88,13 @@ def part_gradients(experiment: Experiment, state: State, batch: Any, part: int) 
     drop = jax.random.fold_in(key(train.seed, "dropout", state.step), part)
     mask = causal(model_config.context, batch.segments_BT)
 
+    def loss(x_BTD: jax.Array, unembedding_VD: jax.Array) -> Sums:
+        kinds = Penalties(train.z_loss, train.label_smoothing)
+        return sums_in_parts(kinds, x_BTD, unembedding_VD, batch.targets_BT, batch.weights_BT)
+
     def objective(params: Any) -> tuple[jax.Array, Sums]:
-        logits_BTV, _ = model.apply(
-            {"params": params}, batch.tokens_BT, batch.positions_BT, mask, rngs={"dropout": drop}
-        )
-        sums = token_sums(
-            logits_BTV,
-            batch.targets_BT,
-            batch.weights_BT,
-            z_loss=train.z_loss,
-            label_smoothing=train.label_smoothing,
-        )
+        variables, rngs = {"params": params}, {"dropout": drop}
+        sums, _ = model.apply(variables, batch.tokens_BT, batch.positions_BT, mask, rngs=rngs, head=loss)
         return sums.objective, sums
 
     gradients, sums = jax.grad(objective, has_aux=True)(state.params)

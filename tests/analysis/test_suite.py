@@ -1,0 +1,61 @@
+"""The standard comparison and the device check, small, on this machine; that what is wrong is called so."""
+
+from typing import Any
+
+import jax
+import pytest
+
+from transformer.analysis import contender, device_check, suite
+from transformer.errors import UserError
+from transformer.model import kernels
+from transformer.model.kernels import Kernel
+
+
+def test_the_comparison_measures_in_turns_and_makes_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two real contenders; a third that fails is an error with its last line."""
+    made: list[Any] = []
+
+    class Noted(suite.Contender):
+        def __init__(self, *args: Any, **asked: Any):
+            super().__init__(*args, **asked)
+            made.append(self)
+
+    monkeypatch.setattr(suite, "Contender", Noted)
+    monkeypatch.setattr(suite, "peers_installed", lambda: False)
+    monkeypatch.setattr(suite, "ROUNDS", 1)
+    said: list[str] = []
+    found = suite.suite(["train"], ["S"], said.append)
+    assert [(row["size"], row["dtype"]) for row in found["train"]] == [("S", "float32"), ("S", "bfloat16")]
+    for row, each in zip(found["train"], made, strict=True):
+        assert len(each.times) == suite.ROUNDS and row["seconds"] == sorted(each.times)[suite.ROUNDS // 2]
+        assert row["tokens_per_second"] == pytest.approx(16 * 256 / row["seconds"])
+        assert 0 < row["mfu"] < 1.5 and row["first_step"] > row["seconds"] and row["peak_memory"] > 2**27
+        # 6 N n + 12 L D T n, N = 12 L D^2 + V D
+        flops = 4096 * (6 * (12 * 4 * 128**2 + 4096 * 128) + 12 * 4 * 128 * 256)
+        assert row["mfu"] == pytest.approx(flops / row["seconds"] / found["limits"][f"matmul_{row['dtype']}"])
+    assert any("no peers" in line for line in said)
+    table = suite.text(found)
+    assert "| size | who | dtype |" in table and table.count("| S | ours |") == 2
+    with pytest.raises(RuntimeError, match=r"ended: .*KeyError"):
+        suite.Contender(who="ours", what="train", size="XXL", dtype="float32")
+
+
+@pytest.mark.parametrize(("parts", "sizes"), [(["trian"], ["S"]), (["train"], ["XL"])])
+def test_what_is_no_part_or_size_is_refused(parts: list[str], sizes: list[str]) -> None:
+    with pytest.raises(UserError, match="is not one of"):
+        suite.suite(parts, sizes, lambda line: None)
+
+
+def test_the_device_check_passes_here_and_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(contender.SIZES, "S", (16, 1, 2, 32, 64, 2))
+    said: list[str] = []
+    found = device_check.check(said.append, "S", 160, (256,))
+    assert found["ok"] and {row["kernel"] for row in found["kernels"]} == {"plain", "blockwise"}
+    assert len(found["kernels"]) == 8 and len(found["contexts"]) == 2 and found["training"][1]["mfu"] > 0
+    assert any("splash, bfloat16, packed: not run: it is for TPUs" in line for line in said)
+
+    def half(*args: Any) -> jax.Array:
+        return 0.5 * kernels.blockwise(*args)
+
+    monkeypatch.setitem(kernels.KERNELS, "blockwise", Kernel(half, lambda call: None, True))
+    assert not all(row["ok"] for row in device_check.kernels(160, said.append)) and "WRONG" in said[-5]
