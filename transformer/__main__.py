@@ -4,6 +4,7 @@ import logging
 import sys
 import threading
 
+from transformer.allocator import keep_freed_memory
 from transformer.cli import main
 
 NAMES = ("train", "sample", "evaluate", "cost", "report", "runs", "bench")
@@ -16,4 +17,5 @@ if __name__ == "__main__":
         sys.unraisablehook = lambda error: None
         threading.excepthook = lambda error: None
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    keep_freed_memory()
     sys.exit(main(COMMANDS, sys.argv[1:]))

@@ -143,7 +143,6 @@ def score_rows(
     index_BT = put(jnp.tile(jnp.arange(T, dtype=jnp.int32), (B, 1)), "batch", "time")
     model = Transformer(experiment.model, experiment.vocab_size)
     logits_BTV, _ = model.apply({"params": params}, tokens_BT, index_BT, causal(T))
-    losses_BT, _ = cross_entropy(logits_BTV, targets_BT)
-    correct_BT = jnp.argmax(logits_BTV, -1) == targets_BT
+    losses_BT, _, correct_BT = cross_entropy(logits_BTV, targets_BT)
     counted_BT = weights_BT > 0
     return jnp.where(counted_BT, losses_BT, 0.0).sum(-1), jnp.where(counted_BT, correct_BT, False).sum(-1)

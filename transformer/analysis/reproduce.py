@@ -88,7 +88,7 @@ def row_nats(experiment: Experiment, params: Any, batch: Any) -> jax.Array:
     model = Transformer(experiment.model, experiment.vocab_size)
     mask = causal(experiment.model.context, batch.segments_BT)
     logits_BTV, _ = model.apply({"params": params}, batch.tokens_BT, batch.positions_BT, mask)
-    losses_BT, _ = cross_entropy(logits_BTV, batch.targets_BT)
+    losses_BT, *_ = cross_entropy(logits_BTV, batch.targets_BT)
     return jnp.where(batch.weights_BT > 0, losses_BT, 0.0).sum(-1)
 
 

@@ -6,7 +6,7 @@ written out, each block of queries against all the keys before its end; long one
 where pairs of blocks that the mask hides are skipped.
 
 M heads in all (rows times key/value heads), G query heads per key/value head, T query positions,
-S key positions, t and s positions of one block, H width of one head. Scores and sums are float32.
+S key positions, t and s positions of one block, R rows G t, H width of one head. Scores and sums are float32.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,15 +33,22 @@ class Sums(NamedTuple):
     mixed_MGtH: jax.Array
 
 
-def _dot(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
+def _dot(a_Mij: jax.Array, b_Mjk: jax.Array) -> jax.Array:
+    """Products of matrices in memory order, float32 [M, i, k]: what is small is transposed before, tables never."""
+    return jnp.einsum("Mij,Mjk->Mik", a_Mij, b_Mjk, preferred_element_type=jnp.float32)
+
+
+def _matrix(x_MGtH: jax.Array) -> jax.Array:
+    """[M, G t, H]."""
+    M, G, t, H = x_MGtH.shape
+    return x_MGtH.reshape(M, G * t, H)
 
 
 def _scores(q_MGtH: jax.Array, k_MsH: jax.Array, hidden_Bts: jax.Array) -> jax.Array:
-    scores_MGts = _dot("MGtH,MHs->MGts", q_MGtH, k_MsH.transpose(0, 2, 1))
-    M, G, t, s = scores_MGts.shape
-    B = hidden_Bts.shape[0]
-    return (scores_MGts.reshape(B, M // B, G, t, s) + hidden_Bts[:, None, None]).reshape(M, G, t, s)
+    M, G, t, _ = q_MGtH.shape
+    B, _, s = hidden_Bts.shape
+    scores_BKGts = _dot(_matrix(q_MGtH), k_MsH.transpose(0, 2, 1)).reshape(B, M // B, G, t, s)
+    return (scores_BKGts + hidden_Bts[:, None, None]).reshape(M, G, t, s)
 
 
 def _visit(sums: Sums | None, q_MGtH: jax.Array, k_MsH: jax.Array, v_MsH: jax.Array, hidden_Bts: jax.Array) -> Sums:
@@ -52,7 +59,7 @@ def _visit(sums: Sums | None, q_MGtH: jax.Array, k_MsH: jax.Array, v_MsH: jax.Ar
         top_MGt1 = jnp.maximum(top_MGt1, sums.top_MGt1)
     weights_MGts = jnp.exp(scores_MGts - top_MGt1)
     total_MGt1 = weights_MGts.sum(-1, keepdims=True)
-    mixed_MGtH = _dot("MGts,MsH->MGtH", weights_MGts.astype(v_MsH.dtype), v_MsH)
+    mixed_MGtH = _dot(_matrix(weights_MGts).astype(v_MsH.dtype), v_MsH).reshape(q_MGtH.shape)
     if sums is not None:
         before_MGt1 = jnp.exp(sums.top_MGt1 - top_MGt1)
         total_MGt1 = total_MGt1 + sums.total_MGt1 * before_MGt1
@@ -79,16 +86,16 @@ class Saved(NamedTuple):
 def _revisit(
     saved: Saved, k_MsH: jax.Array, v_MsH: jax.Array, hidden_Bts: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Float32 gradients of a block of queries and of keys and values, as far as they concern each other."""
+    """Float32 gradients of a block of queries [M, G, t, H], and of keys and values [M, H, s], by each other."""
     q_MGtH, given_MGtH, delta_MGt1, total_MGt1 = saved
     dtype = q_MGtH.dtype
     weights_MGts = jnp.exp(_scores(q_MGtH, k_MsH, hidden_Bts) - total_MGt1)
-    back_MGts = _dot("MGtH,MHs->MGts", given_MGtH, v_MsH.transpose(0, 2, 1))
-    slope_MGts = (weights_MGts * (back_MGts - delta_MGt1)).astype(dtype)
+    back_MGts = _dot(_matrix(given_MGtH), v_MsH.transpose(0, 2, 1)).reshape(weights_MGts.shape)
+    slope_MRs = _matrix((weights_MGts * (back_MGts - delta_MGt1)).astype(dtype))
     return (
-        _dot("MGts,MsH->MGtH", slope_MGts, k_MsH),
-        _dot("MGts,MGtH->MsH", slope_MGts, q_MGtH),
-        _dot("MGts,MGtH->MsH", weights_MGts.astype(dtype), given_MGtH),
+        _dot(slope_MRs, k_MsH).reshape(q_MGtH.shape),
+        _dot(_matrix(q_MGtH).transpose(0, 2, 1), slope_MRs),
+        _dot(_matrix(given_MGtH).transpose(0, 2, 1), _matrix(weights_MGts).astype(dtype)),
     )
 
 
@@ -122,14 +129,15 @@ def _short_forward(q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: 
 
 
 def _short_backward(saved: Saved, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -> tuple[jax.Array, ...]:
-    dq, dk_MSH, dv_MSH = [], jnp.zeros(k_MSH.shape, jnp.float32), jnp.zeros(v_MSH.shape, jnp.float32)
+    M, S, H = k_MSH.shape
+    dq, dk_MHS, dv_MHS = [], jnp.zeros((M, H, S), jnp.float32), jnp.zeros((M, H, S), jnp.float32)
     for t, s in _ranges(saved.q_MGtH.shape[2], k_MSH.shape[1], mask.ordered):
         hidden_Bts = _hidden(mask, _part(t), _part(s))
         part = Saved(*(x[:, :, t] for x in saved))
-        dq_MGtH, dk_MsH, dv_MsH = _revisit(part, k_MSH[:, s], v_MSH[:, s], hidden_Bts)
+        dq_MGtH, dk_MHs, dv_MHs = _revisit(part, k_MSH[:, s], v_MSH[:, s], hidden_Bts)
         dq.append(dq_MGtH)
-        dk_MSH, dv_MSH = dk_MSH.at[:, s].add(dk_MsH), dv_MSH.at[:, s].add(dv_MsH)
-    return jnp.concatenate(dq, axis=2), dk_MSH, dv_MSH
+        dk_MHS, dv_MHS = dk_MHS.at[:, :, s].add(dk_MHs), dv_MHS.at[:, :, s].add(dv_MHs)
+    return jnp.concatenate(dq, axis=2), dk_MHS, dv_MHS
 
 
 # Long contexts
@@ -175,7 +183,7 @@ def _long_forward(q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: M
 
 def _long_backward(saved: Saved, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -> tuple[jax.Array, ...]:
     live_QK, k, v = mask.live(BLOCK), _blocks(k_MSH, 1), _blocks(v_MSH, 1)
-    zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+    zeros = tuple(jnp.zeros(x.transpose(0, 1, 3, 2).shape, jnp.float32) for x in (k, v))
 
     def queries(carry: Any, block: tuple[jax.Array, Saved]) -> Any:
         i, part = block
@@ -193,7 +201,7 @@ def _long_backward(saved: Saved, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask)
 
     parts = Saved(*(_blocks(x, 2) for x in saved))
     (dk, dv), dq = jax.lax.scan(queries, zeros, (jnp.arange(live_QK.shape[0]), parts))
-    return _whole(dq, 2), _whole(dk, 1), _whole(dv, 1)
+    return _whole(dq, 2), _whole(dk, 2), _whole(dv, 2)
 
 
 # Both
@@ -229,8 +237,9 @@ def _backward(kept: Any, given_MGTH: jax.Array) -> tuple[Any, ...]:
     q_MGTH, k_MSH, v_MSH, mask, mixed_MGTH, total_MGT1 = kept
     delta_MGT1 = (given_MGTH.astype(jnp.float32) * mixed_MGTH).sum(-1, keepdims=True)
     run = _short_backward if _is_short(q_MGTH, k_MSH) else _long_backward
-    dq, dk, dv = run(Saved(q_MGTH, given_MGTH, delta_MGT1, total_MGT1), k_MSH, v_MSH, mask)
-    return dq.astype(q_MGTH.dtype), dk.astype(k_MSH.dtype), dv.astype(v_MSH.dtype), None
+    dq, dk_MHS, dv_MHS = run(Saved(q_MGTH, given_MGTH, delta_MGT1, total_MGT1), k_MSH, v_MSH, mask)
+    dk_MSH, dv_MSH = dk_MHS.transpose(0, 2, 1), dv_MHS.transpose(0, 2, 1)
+    return dq.astype(q_MGTH.dtype), dk_MSH.astype(k_MSH.dtype), dv_MSH.astype(v_MSH.dtype), None
 
 
 _attend.defvjp(_forward, _backward)

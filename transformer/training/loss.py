@@ -19,7 +19,7 @@ class Sums(NamedTuple):
 
     objective: jax.Array  # what is differentiated: cross-entropy with smoothing and z-loss
     loss: jax.Array  # cross-entropy alone, in nats: what is reported, and what perplexity comes from
-    correct: jax.Array  # targets that were the most likely token
+    correct: jax.Array  # targets that no token was more likely than
     tokens: jax.Array  # targets with weight
 
 
@@ -101,14 +101,13 @@ def token_sums(
     Nothing here gathers logits that are cut over the vocabulary: the target's logit is found by
     comparing, not by indexing.
     """
-    losses_BT, log_total_BT = cross_entropy(logits_BTV, targets_BT)
+    losses_BT, log_total_BT, correct_BT = cross_entropy(logits_BTV, targets_BT)
     objective_BT = losses_BT
     if label_smoothing:
         uniform_BT = log_total_BT - logits_BTV.mean(-1)
         objective_BT = (1 - label_smoothing) * losses_BT + label_smoothing * uniform_BT
     if z_loss:
         objective_BT = objective_BT + z_loss * jnp.square(log_total_BT)
-    correct_BT = jnp.argmax(logits_BTV, -1) == targets_BT
     # A target without weight adds exactly nothing, whatever its logits hold.
     counted_BT = weights_BT > 0
     return Sums(
@@ -119,9 +118,11 @@ def token_sums(
     )
 
 
-def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Per token: -log softmax(logits)[target] in nats, and log sum exp of the logits; both [B, T]."""
+def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Per token, [B, T]: -log softmax(logits)[target] in nats, log sum exp of the logits, and whether no logit is above
+    the target's."""
     log_total_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
     ids_11V = jnp.arange(logits_BTV.shape[-1], dtype=targets_BT.dtype)[None, None, :]
     hit_BTV = ids_11V == targets_BT[..., None]
-    return log_total_BT - jnp.where(hit_BTV, logits_BTV, 0.0).sum(-1), log_total_BT
+    target_BT = jnp.where(hit_BTV, logits_BTV, 0.0).sum(-1)
+    return log_total_BT - target_BT, log_total_BT, target_BT >= logits_BTV.max(-1)
