@@ -139,6 +139,18 @@ def test_masks_come_from_lengths_and_never_from_ids(filler: int) -> None:
         np.testing.assert_allclose(text.logits_BV[b], wanted, atol=1e-5, rtol=0)
 
 
+def test_prompts_of_like_length_share_their_programs() -> None:
+    """A second prompt does not compile: lengths are rounded up, and everything else is data."""
+    config = experiment()
+    params, generator = weights(config), Generator(config, GREEDY, (END,))
+    all_of(generator, params, [[END, 1, 2]], 3)
+    before = prefill._cache_size(), extend._cache_size()  # type: ignore[attr-defined]
+    for prompt in ([END], [END, 5, 6, 7, 8, 9, 10, 11, 12], [END] + [3] * 11):
+        all_of(generator, params, [prompt], 3)
+    all_of(generator, params, [[END, 1, 2]], 4)
+    assert (prefill._cache_size(), extend._cache_size()) == before  # type: ignore[attr-defined]
+
+
 def successor() -> tuple[Experiment, Any]:
     """A model whose most likely next token is always the token's number plus one."""
     config = Experiment(model=Model(depth=1, width=32, heads=2, context=16), tokenizer=Unigram(vocab_size=V))

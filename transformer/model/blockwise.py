@@ -5,8 +5,9 @@ FlashAttention, arXiv:2205.14135, algorithms 1 and 4. Short contexts are worked 
 written out, each block of queries against all the keys before its end; long ones in loops of fixed blocks,
 where pairs of blocks that the mask hides are skipped.
 
-M heads in all (rows times key/value heads), G query heads per key/value head, T query positions,
-S key positions, t and s positions of one block, R rows G t, H width of one head. Scores and sums are float32.
+B rows, K key/value heads, M heads in all rows, G query heads per key/value head, T query positions, S key
+positions, t and s positions of one block, R rows of all G and t, H width of one head, Q blocks of queries.
+Scores and sums are float32.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,9 +34,9 @@ class Sums(NamedTuple):
     mixed_MGtH: jax.Array
 
 
-def _dot(a_Mij: jax.Array, b_Mjk: jax.Array) -> jax.Array:
-    """Products of matrices in memory order, float32 [M, i, k]: what is small is transposed before, tables never."""
-    return jnp.einsum("Mij,Mjk->Mik", a_Mij, b_Mjk, preferred_element_type=jnp.float32)
+def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Products of matrices in memory order, float32: what is small is transposed before, tables never."""
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32)
 
 
 def _matrix(x_MGtH: jax.Array) -> jax.Array:
