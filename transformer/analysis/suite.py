@@ -24,6 +24,8 @@ from transformer.errors import UserError
 PARTS = ("train", "generate", "start", "attention", "depth")
 DTYPES = ("float32", "bfloat16")
 ROUNDS = 5
+# Several share one accelerator, and every program is compiled anew.
+FRESH = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_ENABLE_COMPILATION_CACHE": "false"}
 ROOT = Path(__file__).parents[2]
 
 
@@ -40,7 +42,7 @@ class Contender:
             stderr=subprocess.PIPE if not os.environ.get("BENCH_ERRORS") else None,
             text=True,
             cwd=ROOT,
-            env=os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | (environment or {}),
+            env=os.environ | FRESH | (environment or {}),
         )
         self._hear("ready")
         self.first = self.go()
@@ -102,6 +104,7 @@ def suite(parts: Sequence[str], sizes: Sequence[str], say: Callable[[str], None]
     found: dict[str, Any] = {"limits": limits, "peers": peers}
     for part in parts:
         found[part] = MEASURES[part](sizes, peers, limits, say)
+        say(table(part, found[part]))  # what was measured is seen even where a later part is not waited for
     return found
 
 
@@ -150,7 +153,8 @@ def start(sizes: Sequence[str], peers: bool, limits: dict[str, float], say: Call
     for _ in range(3):
         with tempfile.TemporaryDirectory() as folder:
             for kind in ("cold", "warm"):
-                programs = {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+                programs = {"JAX_ENABLE_COMPILATION_CACHE": "true", "JAX_COMPILATION_CACHE_DIR": folder}
+                programs["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
                 contender = Contender(programs, who="ours", what="train", size="S", dtype="float32")
                 contender.end()
                 rows[kind].append(contender.start)
@@ -182,9 +186,8 @@ def depth(sizes: Sequence[str], peers: bool, limits: dict[str, float], say: Call
     for stack in ("scan", "unroll"):
         for blocks in (4, 48):
             say(f"first step of {blocks} blocks, {stack}")
-            folder = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-            more = {"depth": blocks, "stack": stack, "context": 64}
-            contender = Contender(folder, who="ours", what="train", size="S", dtype="float32", **more)
+            more: Any = {"depth": blocks, "stack": stack, "context": 64}
+            contender = Contender(who="ours", what="train", size="S", dtype="float32", **more)
             peak = contender.end()
             rows.append({"stack": stack, "depth": blocks, "first_step": contender.first, "peak_memory": peak})
     return rows
@@ -200,11 +203,14 @@ def text(found: dict[str, Any]) -> str:
         f"Limits: {limits['matmul_float32'] / 1e9:,.0f} GFLOP/s in a float32 product, "
         f"{limits['matmul_bfloat16'] / 1e9:,.0f} in bfloat16, {limits['memory_bandwidth'] / 1e9:,.1f} GB/s from memory."
     ]
-    for part in PARTS:
-        if found.get(part):
-            columns = list(dict.fromkeys(name for row in found[part] for name in row))
-            lines += ["", f"{part}:", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-            lines += ["| " + " | ".join(_cell(c, row.get(c)) for c in columns) + " |" for row in found[part]]
+    lines += [table(part, found[part]) for part in PARTS if found.get(part)]
+    return "\n".join(lines)
+
+
+def table(part: str, rows: list[dict[str, Any]]) -> str:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = ["", f"{part}:", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_cell(c, row.get(c)) for c in columns) + " |" for row in rows]
     return "\n".join(lines)
 
 
