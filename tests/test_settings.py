@@ -321,7 +321,7 @@ def test_the_hash_of_an_experiment_differs_for_each_of_its_leaves() -> None:
     base = Experiment()
     seen = {digest(base)}
     for name, value in leaves(base).items():
-        for text in ["true", "false"] if isinstance(value, bool) else ["3", "0.25", "3,4", *KINDS]:
+        for text in ["true", "false"] if isinstance(value, bool) else ["3", "0.25", "3,4", "plain", *KINDS]:
             try:
                 changed = override(base, {name: text})
             except UserError:

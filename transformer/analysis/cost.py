@@ -15,7 +15,7 @@ from transformer.model.kernels import KERNELS, choose_for_training
 from transformer.model.mlp import Swiglu
 from transformer.model.norms import LayerNorm
 from transformer.model.positions import Learned
-from transformer.training.loss import ROWS
+from transformer.training.loss import NUMBERS
 from transformer.training.optimizer import Muon
 
 FLOAT32 = 4
@@ -138,7 +138,7 @@ def training_memory(experiment: Experiment) -> dict[str, int | str]:
         "dots": m.depth * block,
         "dots_without_batch": m.depth * tokens * stream * number + tokens * tables,
     }[m.remat]
-    logits = 2 * min(tokens, ROWS) * experiment.vocab_size * FLOAT32
+    logits = 2 * min(tokens * experiment.vocab_size, NUMBERS) * FLOAT32
     parts = {
         "weights": total * FLOAT32,
         "gradients": total * FLOAT32,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from transformer.model.transformer import logits
 
-ROWS = 1024  # tokens whose logits are there at once in training
+NUMBERS = 1 << 25  # of logits that are there at once in training: 128 MiB
 
 
 class Sums(NamedTuple):
@@ -43,38 +43,44 @@ def sums_in_parts(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _sums(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any, weights_BT: Any) -> Sums:
-    found = [_part(kinds, x_BTD[:, t], unembedding_VD, targets_BT[:, t], weights_BT[:, t]) for t in _parts(x_BTD)]
-    return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *found)
+    found: Sums = _forward(kinds, x_BTD, unembedding_VD, targets_BT, weights_BT)[0]
+    return found
 
 
-def _part(kinds: Penalties, x_BtD: Any, unembedding_VD: Any, targets_Bt: Any, weights_Bt: Any) -> Sums:
-    return token_sums(logits(x_BtD, unembedding_VD), targets_Bt, weights_Bt, **kinds._asdict())
-
-
-def _parts(x_BTD: jax.Array) -> list[slice]:
-    """Equal parts of the positions of about ROWS tokens in all rows together."""
-    B, T, _ = x_BTD.shape
-    count = max(1, min(T, -(-B * T // ROWS)))
-    size = -(-T // count)
-    return [slice(t, min(t + size, T)) for t in range(0, T, size)]
+def _parts(B: int, T: int, V: int) -> int:
+    """Into how many equal parts the positions are divided: the fewest whose logits are at most NUMBERS."""
+    return next(n for n in range(1, T + 1) if T % n == 0 and (n == T or B * T // n * V <= NUMBERS))
 
 
 def _forward(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any, weights_BT: Any) -> Any:
-    total: Any = None
-    slopes = []
-    for t in _parts(x_BTD):
+    B, T, _ = x_BTD.shape
+    count = _parts(B, T, unembedding_VD.shape[0])
 
-        def objective(x_BtD: Any, unembedding_VD: Any, t: slice = t) -> Any:
-            sums = _part(kinds, x_BtD, unembedding_VD, targets_BT[:, t], weights_BT[:, t])
+    def part(x_BtD: Any, targets_Bt: Any, weights_Bt: Any) -> Any:
+        def objective(x_BtD: Any, unembedding_VD: Any) -> Any:
+            sums = token_sums(logits(x_BtD, unembedding_VD), targets_Bt, weights_Bt, **kinds._asdict())
             return sums.objective, sums
 
-        slope, sums = jax.grad(objective, (0, 1), has_aux=True)(x_BTD[:, t], unembedding_VD)
-        slopes.append(slope[0])
-        total = (sums, slope[1]) if total is None else jax.tree.map(jnp.add, total, (sums, slope[1]))
-        # The next part begins when this one's logits are gone.
-        x_BTD, total = jax.lax.optimization_barrier((x_BTD, total))
-    sums, slope_VD = total
-    return sums, (jnp.concatenate(slopes, axis=1), slope_VD)
+        (slope_BtD, slope_VD), sums = jax.grad(objective, (0, 1), has_aux=True)(x_BtD, unembedding_VD)
+        return (sums, slope_VD), slope_BtD
+
+    if count == 1:
+        (sums, slope_VD), slope_BTD = part(x_BTD, targets_BT, weights_BT)
+        return sums, (slope_BTD, slope_VD)
+
+    def split(x: Any) -> Any:
+        return jnp.moveaxis(x.reshape(B, count, T // count, *x.shape[2:]), 1, 0)
+
+    def add(total: Any, given: Any) -> Any:
+        found, slope_BtD = part(*given)
+        return jax.tree.map(jnp.add, total, found), slope_BtD
+
+    # A loop, so that a part's logits are gone before the next one's are there; written out, XLA overlaps them.
+    parts = tuple(map(split, (x_BTD, targets_BT, weights_BT)))
+    first, slope = part(*(x[0] for x in parts))
+    (sums, slope_VD), slopes = jax.lax.scan(add, first, tuple(x[1:] for x in parts))
+    slopes = jnp.concatenate([slope[None], slopes])
+    return sums, (jnp.moveaxis(slopes, 0, 1).reshape(x_BTD.shape), slope_VD)
 
 
 def _backward(kinds: Penalties, kept: Any, given: Sums) -> Any:
