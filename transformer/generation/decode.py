@@ -77,9 +77,7 @@ def continue_prompts(
     longest = max(map(len, prompts))
     context = generator.experiment.model.context
     rows = _round_up(len(prompts), 1)
-    tokens_BP = np.zeros(
-        (rows, min(_round_up(longest), context)), np.int32
-    )  # what stands behind a prompt is never read
+    tokens_BP = np.zeros((rows, min(_round_up(longest), context)), np.int32)  # behind a prompt nothing is read
     lengths_B = np.ones(rows, np.int32)
     for b, prompt in enumerate(prompts):
         tokens_BP[b, : len(prompt)] = prompt

@@ -61,12 +61,11 @@ class Checkpoints:
         self.wait()
         step = int(state.step)
         self._saving, self._best = self._directory / str(step), best
-        optimizer = {"step": state.step, "skipped": state.skipped, "opt_state": state.opt_state}
         self._writer.save(
             self._saving,
             args=ocp.args.Composite(
                 params=ocp.args.StandardSave(state.params),
-                optimizer=ocp.args.StandardSave(optimizer),
+                optimizer=ocp.args.StandardSave(_optimizer(state)),
                 progress=ocp.args.JsonSave(dict(progress)),  # it is written later, when the loop has counted on
             ),
         )
@@ -150,8 +149,7 @@ def verify(path: Path, item: str = "") -> None:
 def restore_state(path: Path, experiment: Experiment) -> tuple[State, dict[str, Any]]:
     """State and progress of one checkpoint, which was verified, laid out for the mesh that is set."""
     like = _abstract(lambda: init_state(experiment))
-    optimizer = {"step": like.step, "skipped": like.skipped, "opt_state": like.opt_state}
-    found = _read(path.absolute(), params=like.params, optimizer=optimizer)
+    found = _read(path.absolute(), params=like.params, optimizer=_optimizer(like))
     return State(params=found["params"], **found["optimizer"]), json.loads(_progress(path))
 
 
@@ -177,6 +175,11 @@ def restore_params(directory: Path, experiment: Experiment, which: str) -> tuple
         raise UserError(f"--checkpoint: {path} is damaged: {damage}{hint}") from damage
     params = _read(path, params=_abstract(lambda: init_params(experiment)))["params"]
     return params, int(path.name)
+
+
+def _optimizer(state: State) -> dict[str, Any]:
+    """All of a state but its weights."""
+    return {name: value for name, value in state._asdict().items() if name != "params"}
 
 
 def _read(path: Path, **like: Any) -> Any:
