@@ -23,13 +23,13 @@ from transformer.analysis.cost import (
 )
 from transformer.config import Experiment, load
 from transformer.data.tokenizer import Bytes, Unigram
-from transformer.model.attention import KINDS, Attention, kind
+from transformer.model.attention import KINDS, Attention
 from transformer.model.config import Model
 from transformer.model.masks import causal
 from transformer.model.mlp import Gelu, Swiglu
 from transformer.model.norms import LayerNorm, RmsNorm
 from transformer.model.positions import POSITIONS
-from transformer.model.transformer import Transformer
+from transformer.model.transformer import Transformer, empty_cache
 from transformer.training.config import Train
 from transformer.training.optimizer import Adamw, Muon
 from transformer.training.state import init_params, init_state
@@ -178,11 +178,12 @@ def test_the_score_table_has_the_size_of_the_real_array() -> None:
 
 
 @pytest.mark.parametrize("projection", list(KINDS), ids=lambda cls: cls.__name__)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_cache_has_the_size_of_the_real_one(projection: type, dtype: Any) -> None:
-    model = Model(depth=3, width=16, heads=4, context=32, dtype=dtype, attention=Attention(projection=projection()))
+@pytest.mark.parametrize(("dtype", "stack"), [("float32", "unroll"), ("bfloat16", "scan")])
+def test_the_cache_has_the_size_of_the_real_one(projection: type, dtype: Any, stack: Any) -> None:
+    sizes: Any = {"depth": 3, "width": 16, "heads": 4, "context": 32, "dtype": dtype, "stack": stack}
+    model = Model(**sizes, attention=Attention(projection=projection()))
     experiment = Experiment(model=model, tokenizer=Bytes())
-    real = kind(model).allocate(model, 1, 32, model.dtype)
+    real = empty_cache(model, 1, 32)
     assert sum(x.nbytes for x in jax.tree.leaves(real)) == cache(experiment)["bytes_per_context"]
     assert cache(experiment)["bytes_per_context"] == 32 * cache(experiment)["bytes_per_token"]
 

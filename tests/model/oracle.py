@@ -42,7 +42,7 @@ def document_logits(model: Any, params: Any, ids: np.ndarray) -> np.ndarray:
         stream = [x + a for x, a in zip(stream, _attention(model, block["attention"], normed), strict=True)]
         stream = [x + _mlp(model, block["mlp"], _norm(model, block["mlp_norm"], x)) for x in stream]
     table = p["embedding"] if model.tie_embeddings else p["unembedding"]
-    return np.array([table @ _norm(model, p["final_norm"], x) for x in stream])
+    return np.array([table @ (_norm(model, p["final_norm"], x) if model.final_norm else x) for x in stream])
 
 
 def _attention(model: Any, w: Any, xs: list[np.ndarray]) -> list[np.ndarray]:

@@ -15,7 +15,7 @@ from transformer.model.config import check
 from transformer.model.grouped import Grouped
 from transformer.model.masks import Mask, causal
 from transformer.model.mlp import Swiglu
-from transformer.model.transformer import Transformer
+from transformer.model.transformer import Transformer, empty_cache
 from transformer.training.state import declarations
 from transformer.training.step import sum_gradients, train_step
 
@@ -128,12 +128,13 @@ def test_cached_logits_are_the_uncached_ones_at_every_step(kind, positions):
 
     lengths = np.array([3, 5])
     to = np.where(index[:, :5] < lengths[:, None], index[:, :5], places)  # padding is written nowhere
-    held = attention.kind(e.model).allocate(e.model, rows, places, e.model.dtype)
+    held = empty_cache(e.model, rows, places)
     found, held = read(text[:, :5], index[:, :5], to, held)
     for b, n in enumerate(lengths):
         assert small.far(found[b, :n], whole[b, :n]) < 1e-5
-        assert np.asarray(held.k_LBSKH[:, b, :n]).any(axis=(0, 2, 3)).all()
-        assert not np.asarray(held.k_LBSKH[:, b, n:]).any() and not np.asarray(held.v_LBSKH[:, b, n:]).any()
+        for kept in jax.tree.leaves(held):  # of one block, or of all
+            KSH = np.asarray(kept).reshape(-1, *kept.shape[-4:])[:, b]
+            assert KSH[..., :n, :].any(axis=(1, 3)).all() and not KSH[..., n:, :].any()
     for step in range(3):
         at = (lengths + step)[:, None].astype(np.int32)
         found, held = read(np.take_along_axis(text, at, 1), at, at, held)
@@ -148,17 +149,16 @@ def _one_document(text):
 
 def test_writing_past_the_end_of_a_cache_writes_nothing():
     """M06: a buffer of 4 and a write at 6: not clamped to slot 3, as a dynamic update would; nor any other slot."""
-    held = cache.allocate(2, 1, 4, 1, 2, jnp.float32)
-    assert held.k_LBSKH.shape == held.v_LBSKH.shape == (2, 1, 4, 1, 2)
-    new = jnp.ones((1, 2, 1, 2))
-    written = cache.write(cache.BlockCache(held, 1, jnp.asarray([[2, 6]])), new, 2 * new)
-    wanted = np.zeros((2, 1, 4, 1, 2), np.float32)
-    wanted[1, 0, 2] = 1
-    np.testing.assert_array_equal(written.k_LBSKH, wanted)
-    np.testing.assert_array_equal(written.v_LBSKH, 2 * wanted)
-    k, v = cache.read(written, 1)
-    np.testing.assert_array_equal(k, wanted[1])
-    np.testing.assert_array_equal(v, 2 * wanted[1])
+    held = cache.allocate(1, 4, 3, 2, jnp.float32)
+    assert held.k_BKSH.shape == held.v_BKSH.shape == (1, 3, 4, 2)
+    new = jnp.asarray(np.random.default_rng(0).normal(size=(1, 2, 3, 2)), jnp.float32)
+    written = cache.write(cache.View(held, jnp.asarray([[2, 6]])), new, 2 * new)
+    wanted_BSKH = np.zeros((1, 4, 3, 2), np.float32)
+    wanted_BSKH[0, 2] = new[0, 0]
+    k, v = cache.read(written)
+    np.testing.assert_array_equal(k, wanted_BSKH)
+    np.testing.assert_array_equal(v, 2 * wanted_BSKH)
+    np.testing.assert_array_equal(written.k_BKSH, wanted_BSKH.transpose(0, 2, 1, 3))
 
 
 def test_only_the_asked_position_is_unembedded():

@@ -214,3 +214,17 @@ def test_the_model_s_gradients_are_the_same_by_either_kernel(mesh: MeshConfig) -
 
 def test_the_kernel_is_a_setting_like_any_other() -> None:
     assert Model().attention.kernel == "auto"
+
+
+@fuzz(max_examples=25, deadline=None)
+@given(st.data())
+def test_a_single_query_is_the_reference(data: Any) -> None:
+    """Of a cache of any size, with keys that it does not see, in rows of unlike length."""
+    B, S, K, G, H = (data.draw(st.integers(1, n)) for n in (3, 9, 3, 3, 5))
+    at_B1 = np.array([[data.draw(st.integers(-1, S))] for _ in range(B)], np.int32)
+    mask = Mask(jnp.asarray(at_B1), jnp.arange(S, dtype=jnp.int32)[None])
+    x = given_arrays(data.draw(st.integers(0, 99)), B, 1, S, K, G, H, mask, jnp.float32)
+    found = np.asarray(small.jit(lambda x: kernels.attend("auto", x.q, x.k, x.v, x.mask))(x))
+    np.testing.assert_allclose(found, reference(x), atol=1e-5)
+    one_by_one = small.jit(kernels.plain)(x.q, x.k, x.v, x.mask)
+    np.testing.assert_allclose(found, one_by_one, atol=1e-5)

@@ -14,6 +14,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "attention": tuple(Attention(projection=p) for p in (MultiHead(), MultiQuery(), Grouped(kv_heads=2))),
     "positions": (Learned(), Sinusoidal(base=50.0), Rotary(base=50.0)),
     "norm": (LayerNorm(epsilon=1e-3), RmsNorm(epsilon=1e-3)),
+    "final_norm": (True, False),
     "mlp": (Gelu(width=24), Swiglu()),
     "tie_embeddings": (False, True),
     "bias": (False, True),

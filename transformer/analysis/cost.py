@@ -52,7 +52,7 @@ def count_parameters(experiment: Experiment) -> dict[str, int]:
         "embedding": table,
         "positions": m.context * m.width if isinstance(m.positions, Learned) else 0,
         "block": block_matrices(m) + block_rest(m),
-        "final_norm": norm_weights(m),
+        "final_norm": norm_weights(m) if m.final_norm else 0,
         "unembedding": 0 if m.tie_embeddings else table,
     }
     blocks = m.depth * parts["block"]

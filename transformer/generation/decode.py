@@ -15,9 +15,8 @@ import numpy as np
 from transformer.config import Experiment
 from transformer.errors import UserError
 from transformer.generation.sampling import Sampling, choose
-from transformer.model import attention
 from transformer.model.masks import Mask, causal
-from transformer.model.transformer import Transformer
+from transformer.model.transformer import Transformer, empty_cache, unstack
 from transformer.parallel.rules import put, spec
 from transformer.training.state import key
 
@@ -147,7 +146,7 @@ def prefill(
     real_BP = index_BP < lengths_B[:, None]
     cache, keys, to_BP = None, P, None
     if generator.use_cache:
-        cache = attention.kind(experiment.model).allocate(experiment.model, B, places, experiment.model.dtype)
+        cache = empty_cache(experiment.model, B, places)
         keys, to_BP = places, jnp.where(real_BP, index_BP, places)  # padding is written nowhere
     mask = Mask(index_BP, jnp.arange(keys, dtype=jnp.int32)[None], ordered=True)
     logits_B1V, cache = generator.model.apply(
@@ -170,6 +169,7 @@ def extend(
 ) -> Text:
     """Up to ``steps`` more tokens on every row that is not done; ends early when all are."""
     B, S = text.tokens_BS.shape
+    params = unstack(generator.experiment.model, params)
     limits_B, rows_B = put(limits_B, "batch"), put(jnp.arange(B), "batch")
     row_keys_B = jax.vmap(lambda row: jax.random.fold_in(key(seed, "sample"), row))(rows_B)
 

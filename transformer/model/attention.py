@@ -28,7 +28,7 @@ class Kind(NamedTuple):
     """What the rest of the program asks of a kind of attention.
 
     ``module(config)(x, mask, rotation, view) -> (x, cache)``; ``check(config)`` raises UserError;
-    ``allocate(config, rows, places, dtype)`` is an empty cache for all blocks;
+    ``allocate(config, rows, places)`` is one block's empty cache;
     ``cache_numbers(config)`` is how many numbers one token costs in one block's cache;
     ``weights(config)`` counts one block's parameters, ``biases(config)`` those of them that a model
     with biases has for biases, and ``products(config, keys)`` the multiply-adds of a token that looks
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
 
     module: type[nn.Module]
     check: Callable[[Model], None]
-    allocate: Callable[[Model, int, int, Any], Any]
+    allocate: Callable[[Model, int, int], Any]
     cache_numbers: Callable[[Model], int]
     weights: Callable[[Model], int]
     biases: Callable[[Model], int]
@@ -61,8 +61,8 @@ def _divisors(number: int) -> str:
     return " (possible: " + ", ".join(str(d) for d in range(1, number + 1) if number % d == 0) + ")"
 
 
-def _allocate(config: Model, rows: int, places: int, dtype: Any) -> Any:
-    return cache.allocate(config.depth, rows, places, _kv(config), config.head_size, dtype)
+def _allocate(config: Model, rows: int, places: int) -> Any:
+    return cache.allocate(rows, places, _kv(config), config.head_size, config.dtype)
 
 
 def _weights(config: Model) -> int:

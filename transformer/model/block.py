@@ -11,7 +11,7 @@ import jax
 from flax import linen as nn
 
 from transformer.model import attention
-from transformer.model.cache import BlockCache
+from transformer.model.cache import View
 from transformer.model.masks import Mask
 from transformer.model.mlp import Mlp
 from transformer.model.norms import Norm
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: jax.Array, mask: Mask, rotation: Any = None, view: BlockCache | None = None
+        self, x_BTD: jax.Array, mask: Mask, rotation: Any = None, view: View | None = None
     ) -> tuple[jax.Array, Any]:
         c = self.config
         attend = attention.kind(c).module(c, name="attention")

@@ -22,6 +22,7 @@ class Model:
     attention: Attention = Attention()
     positions: Learned | Sinusoidal | Rotary = Learned()
     norm: LayerNorm | RmsNorm = LayerNorm()
+    final_norm: bool = True  # between the last block and the unembedding; pre-norm models have it
     mlp: Gelu | Swiglu = Gelu()
     bias: bool = False  # biases in every product, and the shift of LayerNorm
     tie_embeddings: bool = False  # the unembedding is the embedding table, transposed

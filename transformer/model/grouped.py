@@ -55,7 +55,7 @@ class GroupedAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: jax.Array, mask: Mask, rotation: Any = None, view: cache.BlockCache | None = None
+        self, x_BTD: jax.Array, mask: Mask, rotation: Any = None, view: cache.View | None = None
     ) -> tuple[jax.Array, Any]:
         c = self.config
         D, N, H = c.width, c.heads, c.head_size
@@ -75,7 +75,7 @@ class GroupedAttention(nn.Module):
         k_BSKH, v_BSKH = k_BTKH, v_BTKH
         if view is not None:
             new_cache = cache.write(view, k_BTKH, v_BTKH)
-            k_BSKH, v_BSKH = cache.read(new_cache, view.block)
+            k_BSKH, v_BSKH = cache.read(new_cache)
 
         B, T = q_BTNH.shape[:2]
         grouped = spec("batch", "time", "kv_heads", None, "head_width")

@@ -43,6 +43,19 @@ def plain(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask) 
     return jnp.where(visible_B11TS.any(-1).transpose(0, 3, 1, 2)[..., None], mixed_BTKGH, 0)
 
 
+def one_query(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask) -> jax.Array:
+    """``plain`` for a single query (T is 1), [B, T, K, G, H]: keys and values stay where the cache has them."""
+    q_BKGH = q_BTKGH[:, 0] * q_BTKGH.shape[-1] ** -0.5
+    k_BKSH, v_BKSH = k_BSKH.transpose(0, 2, 1, 3), v_BSKH.transpose(0, 2, 1, 3)
+    layout = spec("batch", "kv_heads", None, None)
+    visible_BS = mask.visible_BTS()[:, 0]
+    scores_BKSG = jnp.einsum("BKSH,BKGH->BKSG", k_BKSH, q_BKGH, preferred_element_type=jnp.float32, out_sharding=layout)
+    scores_BKGS = scores_BKSG.transpose(0, 1, 3, 2) + jnp.where(visible_BS, 0.0, -BIG)[:, None, None]
+    weights_BKGS = jax.nn.softmax(scores_BKGS, axis=-1).astype(v_BSKH.dtype)
+    mixed_BKGH = jnp.einsum("BKGS,BKSH->BKGH", weights_BKGS, v_BKSH, out_sharding=layout)
+    return jnp.where(visible_BS.any(-1)[:, None, None, None], mixed_BKGH, 0)[:, None]
+
+
 @dataclasses.dataclass(frozen=True)
 class Call:
     """What is asked of a kernel, all known before anything runs."""
@@ -115,7 +128,7 @@ def attend(name: str, q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, 
         packed=mask.query_segment_BT is not None,
     )
     chosen, _ = choose(name, call)
-    run = KERNELS[chosen].run
+    run = one_query if call.queries == 1 else KERNELS[chosen].run
     query, key = ("batch", "time", "kv_heads", None, "head_width"), ("batch", None, "kv_heads", "head_width")
     queries, keys = spec(*query), spec(*key)
     if queries is None or chosen == "plain":  # plain is einsums alone, which the mesh understands

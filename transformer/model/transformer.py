@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from transformer.model import attention
 from transformer.model.block import Block, dropout
-from transformer.model.cache import BlockCache
+from transformer.model.cache import View
 from transformer.model.config import Model
 from transformer.model.layers import by_declaration, product, weight
 from transformer.model.masks import Mask
@@ -64,7 +65,7 @@ class Transformer(nn.Module):
             x_BTD = x_BTD.at[rows_B, only_B].get(out_sharding=spec("batch", "stream"))[:, None]
 
         with jax.named_scope("unembed"):
-            x_BTD = Norm(c, name="final_norm")(x_BTD)
+            x_BTD = Norm(c, name="final_norm")(x_BTD) if c.final_norm else x_BTD
             unembedding_VD = embedding_VD
             if not c.tie_embeddings:
                 unembedding_VD = weight(self, "unembedding", *table, role="unembedding", std=c.init_std)
@@ -83,23 +84,48 @@ class Transformer(nn.Module):
         params_L: Any = self.get_variable("params", "blocks")
         drop = self.make_rng("dropout") if self.train and c.dropout else None
 
-        def apply(carry: Any, params: Any, i: Any) -> Any:
-            x_BTD, cache = carry
-            view = None if cache is None else BlockCache(cache, i, places_BT)
+        def apply(x_BTD: jax.Array, one: Any, params: Any, i: Any) -> Any:
+            view = None if one is None else View(one, places_BT)
             rngs = {} if drop is None else {"dropout": jax.random.fold_in(drop, i)}
             return block.apply({"params": params}, x_BTD, mask, rotation, view, rngs=rngs)
 
         if c.remat != "none":
-            apply = jax.checkpoint(apply, policy=_POLICIES[c.remat], static_argnums=(2,) if c.unrolled else ())
+            apply = jax.checkpoint(apply, policy=_POLICIES[c.remat], static_argnums=(3,) if c.unrolled else ())
         if c.unrolled:
-            carry = (x_BTD, cache)
+            caches = []
             for i in range(c.depth):
-                carry = apply(carry, jax.tree.map(lambda w, i=i: w[i], params_L), i)
-            return carry
-        carry, _ = jax.lax.scan(
-            lambda carry, block: (apply(carry, *block), None), (x_BTD, cache), (params_L, jnp.arange(c.depth))
-        )
-        return carry
+                x_BTD, one = apply(x_BTD, cache and cache[i], block_weights(params_L, i), i)
+                caches.append(one)
+            return x_BTD, cache and tuple(caches)
+
+        def scanned(carry: Any, block: Any) -> Any:
+            (x_BTD, cache), (params, i) = carry, block
+            x_BTD, one = apply(x_BTD, jax.tree.map(lambda old: old[i], cache), params, i)
+            put = jax.lax.dynamic_update_index_in_dim
+            return (x_BTD, jax.tree.map(lambda old, new: put(old, new, i, 0), cache, one)), None
+
+        return jax.lax.scan(scanned, (x_BTD, cache), (params_L, jnp.arange(c.depth)))[0]
+
+
+def empty_cache(config: Model, rows: int, places: int) -> Any:
+    """What generation remembers, before anything was read: a cache for each block, in a tuple or, scanned, stacked."""
+    one = attention.kind(config).allocate(config, rows, places)
+    if config.unrolled:
+        return (one,) * config.depth
+    return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (config.depth, *x.shape)), one)
+
+
+def block_weights(params_L: Any, i: int) -> Any:
+    """The weights of block ``i`` of those that lie stacked, or of a tuple with each block's own."""
+    return params_L[i] if isinstance(params_L, tuple) else jax.tree.map(lambda w: w[i], params_L)
+
+
+def unstack(config: Model, params: Any) -> Any:
+    """Weights for a loop around the model: an unrolled stack is taken apart once, not anew in every round."""
+    if not config.unrolled:
+        return params
+    blocks = tuple(block_weights(params["blocks"], i) for i in range(config.depth))
+    return jax.lax.optimization_barrier({**params, "blocks": blocks})
 
 
 def logits(x_BTD: jax.Array, unembedding_VD: jax.Array) -> jax.Array:
