@@ -21,7 +21,7 @@ from transformer.config import Experiment
 from transformer.data.tokenizer import Bpe, Bytes
 from transformer.errors import UserError
 from transformer.settings import hints, leaves, members, override
-from transformer.training.state import init_params, init_state
+from transformer.training.state import dials, init_params, init_state
 from transformer.training.step import train_step
 
 ROOT = Path(__file__).parent.parent
@@ -238,6 +238,24 @@ def test_every_setting_changes_the_program(change):
     """Or is one of the host's. A setting without effect would make two runs that claim to differ."""
     base, changes = CHANGES[change]
     assert program(override(base, changes)) != program(base)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_one_executable_serves_runs_that_differ_in_nothing_it_depends_on(change):
+    """`Experiment.program` leaves out what the compiled step is given, or does not depend on, and nothing else."""
+    e = override(*CHANGES[change])
+    state = jax.eval_shape(lambda: init_state(e))
+
+    def step(experiment):
+        return str(jax.make_jaxpr(lambda *x: train_step(experiment, *x))(state, small.batch(e), dials(e)))
+
+    assert step(e) == step(e.program)
+    other = override(e, {"train.seed": "7", "train.learning_rate": "0.5", "data.seed": "9"})
+    assert other.program == e.program and init_text(other) == init_text(e)
+
+
+def init_text(e):
+    return str(jax.make_jaxpr(lambda seed: init_params(e.program, seed))(dials(e).seed))
 
 
 def test_the_hosts_settings_do_not_change_the_program():

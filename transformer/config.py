@@ -37,6 +37,14 @@ class Experiment:
         return 257 if isinstance(self.tokenizer, Bytes) else self.tokenizer.vocab_size
 
     @property
+    def program(self) -> "Experiment":
+        """What the compiled training step depends on; everything else, and what it is given while it runs
+        (`training.state.Dials`), at its default. Runs that have it in common share one executable."""
+        names = ("steps", "batch", "accumulate", "warmup", "schedule", "optimizer", "weight_decay", "clip")
+        train = Train(**{name: getattr(self.train, name) for name in (*names, "z_loss", "label_smoothing")})
+        return Experiment(model=self.model, tokenizer=Bpe(vocab_size=self.vocab_size), train=train, mesh=self.mesh)
+
+    @property
     def name(self) -> str:
         """The hash of every setting, which names the run."""
         return digest(self)

@@ -88,10 +88,10 @@ def run_and_act(self, state, start):
         loop.train_step = spoil
     return run(self, state, start)
 
-def spoil(experiment, state, batch):
+def spoil(experiment, state, batch, given):
     import jax.numpy as jnp
     bad = jnp.where(state.step >= when - 1, jnp.nan, 1.0)
-    new, metrics = step(experiment, state._replace(params=jax.tree.map(lambda w: w * bad, state.params)), batch)
+    new, metrics = step(experiment, state._replace(params=jax.tree.map(lambda w: w * bad, state.params)), batch, given)
     whole = jax.tree.map(lambda a, b: jnp.where(jnp.isnan(bad), a, b), state.params, new.params)
     return new._replace(params=whole), metrics
 

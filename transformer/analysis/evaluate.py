@@ -99,10 +99,11 @@ def evaluate(
     rows = rows or max(1, TOKENS_AT_ONCE // experiment.model.context)
     chosen = spread(windows(documents.lengths, experiment.model.context, stride), count)
     totals = np.zeros((len(documents), 4))
+    model = Transformer(experiment.model, experiment.vocab_size)
     for group in _groups(chosen, rows):
         pause()
         tokens_BT, targets_BT, weights_BT = _rows(group, documents, experiment.model.context, rows)
-        sums = score_rows(experiment, params, tokens_BT, targets_BT, weights_BT)
+        sums = score_rows(model, params, tokens_BT, targets_BT, weights_BT)
         nats_B, correct_B = (np.asarray(x, np.float64) for x in sums)
         for b, window in enumerate(group):
             scored = targets_BT[b][weights_BT[b] > 0]
@@ -135,13 +136,12 @@ def _rows(group: list[Window], documents: Documents | Encoded, context: int, row
 
 @functools.partial(jax.jit, static_argnums=0)
 def score_rows(
-    experiment: Experiment, params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array
+    model: Transformer, params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Of each row: summed nats and summed hits of the targets with weight, float32 [B] each."""
     tokens_BT, targets_BT, weights_BT = (put(x, "batch", "time") for x in (tokens_BT, targets_BT, weights_BT))
     B, T = tokens_BT.shape
     index_BT = put(jnp.tile(jnp.arange(T, dtype=jnp.int32), (B, 1)), "batch", "time")
-    model = Transformer(experiment.model, experiment.vocab_size)
     logits_BTV, _ = model.apply({"params": params}, tokens_BT, index_BT, causal(T))
     losses_BT, _, correct_BT = cross_entropy(logits_BTV, targets_BT)
     counted_BT = weights_BT > 0

@@ -25,7 +25,7 @@ from transformer.training.checkpoint import Damaged, restore_state, saved_steps,
 from transformer.training.loop import first_state, place
 from transformer.training.loss import cross_entropy
 from transformer.training.metrics import read
-from transformer.training.state import State, declarations
+from transformer.training.state import State, declarations, dials
 from transformer.training.step import sum_gradients, train_step
 
 SHOWN = 5  # rows and weights that a person is shown
@@ -47,12 +47,13 @@ def reproduce(run: runs.Run, step: int, cache: Path, say: Log) -> dict[str, Any]
     loader = Loader(prepared.train, data.weights, data.seed, train.batch, experiment.model.context)
     state = _state_before(run, step, say)
     begun, advance = int(state.step), jax.jit(train_step, static_argnums=0, donate_argnums=1)
+    program, given = experiment.program, dials(experiment)
     for done in range(begun, step - 1):
-        state, _ = advance(experiment, state, place(loader.batch_at(done)))
+        state, _ = advance(program, state, place(loader.batch_at(done)), given)
         if (done - begun) % 100 == 99:
             say(f"at step {done + 1} of {step - 1}")
     batch = loader.batch_at(step - 1)
-    sums, gradients = jax.jit(sum_gradients, static_argnums=0)(experiment, state, place(batch))
+    sums, gradients = jax.jit(sum_gradients, static_argnums=0)(program, state, place(batch), given.seed)
     gradients = jax.tree.map(lambda g: g / jnp.maximum(sums.tokens, 1), gradients)
     weights = _weights(experiment, state.params, gradients)
     nats_B = row_nats(experiment, state.params, place(batch))
@@ -65,7 +66,7 @@ def reproduce(run: runs.Run, step: int, cache: Path, say: Log) -> dict[str, Any]
         }
         for b, nats in enumerate(np.asarray(nats_B))
     ]
-    _, found = advance(experiment, state, place(batch))
+    _, found = advance(program, state, place(batch), given)
     metrics = {name: float(value) for name, value in found._asdict().items()}
     recorded = next((r for r in read(run.directory / "metrics.jsonl") if r["step"] == step and "loss" in r), None)
     names = ("loss", "grad_norm", "learning_rate")

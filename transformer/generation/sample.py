@@ -58,7 +58,7 @@ def sample(
     if not 0 <= seed < 1 << 32:
         raise UserError(f"--seed: {seed} is not between 0 and {(1 << 32) - 1}")
     ids = encode_prompts(run, prompts)
-    generator = Generator(run.experiment, sampling, (run.tokenizer.end_id,), use_cache)
+    generator = Generator(run.experiment.program, sampling, (run.tokenizer.end_id,), use_cache)
     for found in continue_prompts(generator, params, ids, new or room(run, ids), seed, chunk):
         yield [_sample(run, prompt, one) for prompt, one in zip(prompts, found, strict=True)]
 

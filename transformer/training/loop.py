@@ -27,12 +27,12 @@ from transformer.stopping import Asked, Stop, deferred
 from transformer.training.checkpoint import Checkpoints
 from transformer.training.metrics import METRICS, Records, best_step, read
 from transformer.training.progress import Progress
-from transformer.training.state import State, init_state
+from transformer.training.state import State, dials, init_state
 from transformer.training.step import Metrics, train_step
 
 Say = Callable[[str], None]
 # What may differ between a run and one that starts from its weights: nothing that the weights depend on.
-FREE = tuple(f"model.{name}" for name in ("dropout", "dtype", "stack", "remat"))
+FREE = tuple(f"model.{name}" for name in ("dropout", "dtype", "stack", "remat", "attention.kernel"))
 
 
 def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], say: Say) -> State:
@@ -126,7 +126,7 @@ def first_state(experiment: Experiment, tokenizer: Tokenizer) -> State:
 
     UserError where that run's weights would mean something else here: another model, other ids.
     """
-    state = jax.jit(init_state, static_argnums=0)(experiment)
+    state = jax.jit(init_state, static_argnums=0)(experiment.program, dials(experiment).seed)
     source = experiment.train.init_from
     if source is None:
         return state
@@ -186,7 +186,7 @@ class Loop:
 
     def run(self, state: State, start: int) -> State:
         """Steps ``start`` to the last. The metrics of a step are read after the next one was dispatched."""
-        train = self.experiment.train
+        train, program, given = self.experiment.train, self.experiment.program, dials(self.experiment)
         step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
         pending: Pending | None = None
         with self.loader.iterate(start) as batches, deferred() as asked, self.tracing() as trace:
@@ -195,7 +195,7 @@ class Loop:
             for done in range(start + 1, train.steps + 1):
                 trace(done, state)
                 batch = next(batches)
-                state, metrics = step(self.experiment, state, place(batch))
+                state, metrics = step(program, state, place(batch), given)
                 asked.unsaved = True
                 if pending is not None:
                     self.record(pending)

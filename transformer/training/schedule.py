@@ -36,7 +36,9 @@ class WarmupStableDecay:
 Schedule = Constant | Cosine | Linear | WarmupStableDecay
 
 
-def learning_rate(schedule: Schedule, peak: float, warmup: int, steps: int, update: jax.Array | int) -> jax.Array:
+def learning_rate(
+    schedule: Schedule, peak: float | jax.Array, warmup: int, steps: int, update: jax.Array | int
+) -> jax.Array:
     """The rate of update 0, 1, ..., steps - 1, float32.
 
     The first ``warmup`` updates rise in equal steps, peak/warmup first and the peak last (warmup 4:

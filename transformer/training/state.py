@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from transformer.config import Experiment
 from transformer.model.masks import causal
@@ -13,6 +14,18 @@ from transformer.model.transformer import Transformer
 from transformer.parallel import rules
 from transformer.parallel.mesh import sizes
 from transformer.training.optimizer import make_optimizer
+
+
+class Dials(NamedTuple):
+    """What runs of one compiled program may differ in, given to it while it runs. Scalars, or one for each lane."""
+
+    seed: Any  # uint32, of the initial weights and of dropout
+    learning_rate: Any  # float32, the peak of the schedule
+
+
+def dials(experiment: Experiment) -> Dials:
+    """Those of an experiment, in this machine's memory."""
+    return Dials(np.uint32(experiment.train.seed), np.float32(experiment.train.learning_rate))
 
 
 class State(NamedTuple):
@@ -24,18 +37,19 @@ class State(NamedTuple):
     opt_state: Any
 
 
-def key(seed: int | jax.Array, name: str, step: jax.Array | int = 0) -> jax.Array:
+def key(seed: Any, name: str, step: jax.Array | int = 0) -> jax.Array:
     """A random key for one purpose at one step."""
     named = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
     return jax.random.fold_in(named, step)
 
 
-def init_params(experiment: Experiment, everything: bool = False) -> Any:
-    """Initial weights as a tree, from ``train.seed``; with ``everything`` also their declarations."""
+def init_params(experiment: Experiment, seed: Any = None, everything: bool = False) -> Any:
+    """Initial weights as a tree, from ``seed`` (None: ``train.seed``); with ``everything`` also their declarations."""
+    seed = experiment.train.seed if seed is None else seed
     model = Transformer(experiment.model, experiment.vocab_size)
     rows = rules.shards("batch", sizes(experiment.mesh))
     index = rules.put(jnp.zeros((rows, 1), jnp.int32), "batch", "time")
-    variables = model.init(key(experiment.train.seed, "params"), index, index, causal(1))
+    variables = model.init(key(seed, "params"), index, index, causal(1))
     return variables if everything else variables["params"]
 
 
@@ -50,8 +64,8 @@ def optimizer(experiment: Experiment) -> Any:
     return make_optimizer(train.optimizer, train.weight_decay, declarations(experiment))
 
 
-def init_state(experiment: Experiment) -> State:
+def init_state(experiment: Experiment, seed: Any = None) -> State:
     """The state before the first step."""
-    params = init_params(experiment)
+    params = init_params(experiment, seed)
     zero = jnp.zeros((), jnp.int32)
     return State(step=zero, skipped=zero, params=params, opt_state=optimizer(experiment).init(params))

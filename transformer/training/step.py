@@ -14,7 +14,7 @@ from transformer.model.masks import causal
 from transformer.model.transformer import Transformer
 from transformer.training.loss import Penalties, Sums, sums_in_parts
 from transformer.training.schedule import learning_rate
-from transformer.training.state import State, key, optimizer
+from transformer.training.state import Dials, State, dials, key, optimizer
 
 
 class Metrics(NamedTuple):
@@ -28,14 +28,17 @@ class Metrics(NamedTuple):
     skipped: jax.Array  # steps skipped so far
 
 
-def train_step(experiment: Experiment, state: State, batch: Any) -> tuple[State, Metrics]:
+def train_step(experiment: Experiment, state: State, batch: Any, given: Dials | None = None) -> tuple[State, Metrics]:
     """The state after one update on ``batch`` (a data.loader.Batch), and what was measured.
+
+    ``given`` stands for the experiment's own seed and learning rate: with it one program, compiled for
+    ``experiment.program``, serves all runs that differ in nothing else.
 
     Where the loss or the gradient is not finite, or no target has weight, parameters and moments
     stay as they were, bit for bit, and the step is counted as skipped.
     """
-    train = experiment.train
-    sums, gradients = sum_gradients(experiment, state, batch)
+    train, given = experiment.train, given or dials(experiment)
+    sums, gradients = sum_gradients(experiment, state, batch, given.seed)
     tokens = jnp.maximum(sums.tokens, 1.0)
     gradients = jax.tree.map(lambda g: g / tokens, gradients)
     norm = optax.tree.norm(gradients)
@@ -43,7 +46,7 @@ def train_step(experiment: Experiment, state: State, batch: Any) -> tuple[State,
         factor = jnp.minimum(1.0, train.clip / jnp.maximum(norm, 1e-12))
         gradients = jax.tree.map(lambda g: g * factor, gradients)
 
-    rate = learning_rate(train.schedule, train.learning_rate, train.warmup, train.steps, state.step)
+    rate = learning_rate(train.schedule, given.learning_rate, train.warmup, train.steps, state.step)
     directions, opt_state = optimizer(experiment).update(gradients, state.opt_state, state.params)
     params = jax.tree.map(lambda p, d: p - rate * d, state.params, directions)
 
@@ -63,29 +66,31 @@ def train_step(experiment: Experiment, state: State, batch: Any) -> tuple[State,
     return new, metrics
 
 
-def sum_gradients(experiment: Experiment, state: State, batch: Any) -> tuple[Sums, Any]:
+def sum_gradients(experiment: Experiment, state: State, batch: Any, seed: Any = None) -> tuple[Sums, Any]:
     """Loss sums of the whole batch, and the gradient of the summed objective, float32.
 
     With ``train.accumulate`` the batch is worked through in parts and the sums are added up: the
-    division by the token count comes later, once, so parts with few tokens weigh little.
+    division by the token count comes later, once, so parts with few tokens weigh little. ``seed`` is that of
+    dropout (None: ``train.seed``).
     """
+    seed = experiment.train.seed if seed is None else seed
     parts = experiment.train.accumulate
     if parts == 1:
-        return part_gradients(experiment, state, batch, 0)
+        return part_gradients(experiment, state, batch, 0, seed)
     total: Any = None
     for i in range(parts):
         # Row r goes to part r % A: on a mesh every device keeps its own rows.
         part = jax.tree.map(lambda x: x.reshape(-1, parts, x.shape[-1])[:, i], batch)  # noqa: B023
-        sums = part_gradients(experiment, state, part, i)
+        sums = part_gradients(experiment, state, part, i, seed)
         total = sums if total is None else jax.tree.map(jnp.add, total, sums)
     return total
 
 
-def part_gradients(experiment: Experiment, state: State, batch: Any, part: int) -> tuple[Sums, Any]:
+def part_gradients(experiment: Experiment, state: State, batch: Any, part: int, seed: Any) -> tuple[Sums, Any]:
     """``sum_gradients`` of one part of a batch."""
     train, model_config = experiment.train, experiment.model
     model = Transformer(model_config, experiment.vocab_size, train=True)
-    drop = jax.random.fold_in(key(train.seed, "dropout", state.step), part)
+    drop = jax.random.fold_in(key(seed, "dropout", state.step), part)
     mask = causal(model_config.context, batch.segments_BT)
 
     def loss(x_BTD: jax.Array, unembedding_VD: jax.Array) -> Sums:
