@@ -1,0 +1,52 @@
+"""study: run a study, and compare."""
+
+from typing import Any
+
+from absl import flags
+
+from transformer.cli import Args, Command, define_config, local_path, say
+from transformer.errors import UserError
+
+
+def define(values: flags.FlagValues) -> None:
+    define_config(values)
+    flags.DEFINE_string("workdir", None, "the study's directory; the same command goes on with it", flag_values=values)
+    flags.DEFINE_list("seeds", None, "instead of the file's: a number of them, or a list", flag_values=values)
+    flags.DEFINE_string("equal", None, "instead of the file's: what is held equal", flag_values=values)
+
+
+def seeds(words: list[str] | None) -> dict[str, tuple[int, ...]]:
+    """--seeds=5 is 0, 1, 2, 3, 4; --seeds=3,7 is those two."""
+    if not words:
+        return {}
+    try:
+        numbers = tuple(int(word) for word in words)
+    except ValueError:
+        raise UserError(f"--seeds: {','.join(words)} is neither a number of seeds nor a list of them") from None
+    found = tuple(range(numbers[0])) if len(numbers) == 1 else numbers
+    if not found or min(found) < 0:
+        raise UserError(f"--seeds: {','.join(words)} gives no seeds")
+    return {"seeds": found}
+
+
+def run(args: Args) -> tuple[dict[str, Any], str]:
+    f = args.flags
+    if not f.config:
+        raise UserError("--config=FILE.py is missing, for example --config=experiments/depth.py")
+    if not f.workdir:
+        raise UserError("--workdir=DIR is missing: where the study is kept, for example --workdir=runs/depth")
+    from transformer.study.study import load
+
+    study = load(f.config, args.changes, **seeds(f.seeds), **({"equal": f.equal} if f.equal else {}))
+    from transformer.study.runner import Runner, text
+
+    results = Runner(study, local_path("--workdir", f.workdir), args.cache, args.argv, say).run()
+    return results, text(results)
+
+
+COMMAND = Command(
+    summary="run a study: arms x seeds, verdicts, report",
+    example="python -m transformer study --config=experiments/depth.py --workdir=runs/depth",
+    define=define,
+    run=run,
+)

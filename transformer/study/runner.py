@@ -1,0 +1,228 @@
+"""Run a study: one run after another, each an ordinary run's directory; then compare.
+
+    study.json                the question and the arms
+    arms/NAME/seed_K/         a run, and result.json once it is finished and measured
+    tuning/NAME/lr_R/seed_K/  the runs that the learning rates were chosen by
+    results.json              every arm's metric, and its place beside the baseline; nothing in it depends on the clock
+    study.log                 what the runs said
+
+A study that was stopped, at any moment and in any way, goes on with the same command: what has its result is
+not run again, and a run that was begun goes on from its checkpoint.
+"""
+
+import dataclasses
+import json
+import statistics as means
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from transformer import run as runs
+from transformer.analysis.evaluate import evaluate, total
+from transformer.config import Experiment
+from transformer.data.documents import Documents, token_sizes
+from transformer.data.loader import Loader
+from transformer.data.prepare import Prepared, prepare
+from transformer.errors import UserError
+from transformer.jsons import write_json
+from transformer.parallel.mesh import make_mesh
+from transformer.study.statistics import Comparison, compare
+from transformer.study.study import METRICS, UNITS, Arm, Study, resolve, to_json
+from transformer.training.loop import train
+
+Say = Callable[[str], None]
+STUDY, RESULTS, RESULT, LOG = "study.json", "results.json", "result.json", "study.log"
+
+
+class Failed(Exception):
+    """Some runs of a study ended with an error that another try may not meet; all others are done."""
+
+
+@dataclasses.dataclass
+class Runner:
+    """A study being run in ``workdir``."""
+
+    study: Study
+    workdir: Path
+    cache: Path
+    argv: list[str]
+    say: Say
+
+    def __post_init__(self) -> None:
+        self.texts: dict[Any, Prepared] = {}
+        self.rows: dict[Any, float] = {}
+        self.seconds: list[float] = []  # of each run that this process has finished
+        self.errors: list[str] = []
+
+    def run(self) -> dict[str, Any]:
+        """Everything that is missing, in an order that fills seed after seed; returns what results.json holds.
+
+        Raises UserError for what is wrong with the study, Stop where a signal came, Failed at the end where runs
+        ended with an error.
+        """
+        arms = resolve(self.study, self.bytes_per_row)
+        self.claim(arms)
+        with runs.alone(self.workdir):
+            rates = {arm.name: self.tune(arm) for arm in arms} if self.study.learning_rates else {}
+            wanted = [(seed, arm) for seed in self.study.seeds for arm in arms]
+            found: dict[str, dict[int, dict[str, Any]]] = {arm.name: {} for arm in arms}
+            for number, (seed, arm) in enumerate(wanted, 1):
+                rate = rates[arm.name]["chosen"] if rates else None
+                result, fresh = self.one(arm.seeded(seed, rate), self.workdir / "arms" / arm.folder, f"seed_{seed}")
+                if result is None:
+                    continue
+                found[arm.name][seed] = result
+                if fresh:
+                    left = means.fmean(self.seconds) * (len(wanted) - number) / 60
+                    value = result.get("failed") or shown(result.get(self.study.metric))
+                    done = f"[{number}/{len(wanted)}] {arm.name}, seed {seed}: {value}"
+                    self.say(f"{done}; about {left:.0f} min left; so far: {self.verdicts(arms, found)}")
+            results = self.results(arms, found, rates)
+            write_json(self.workdir / RESULTS, results)
+        if self.errors:
+            raise Failed(f"{self.workdir}: {'; '.join(self.errors)}; the same command tries these again")
+        return results
+
+    def claim(self, arms: Sequence[Arm]) -> None:
+        """Write study.json. UserError where the directory holds something else."""
+        known = (self.workdir / STUDY).is_file()
+        if not known and self.workdir.is_dir() and any(self.workdir.iterdir()):
+            raise UserError(f"--workdir: {self.workdir} is not empty and holds no study; choose another directory")
+        new = to_json(self.study, arms)
+        if known and (old := _json(self.workdir / STUDY)) != json.loads(json.dumps(new)):
+            changed = [name for name in new if old.get(name) != json.loads(json.dumps(new[name]))]
+            self.say(f"{self.workdir}: the study has changed in {', '.join(changed)}; finished runs of before are kept")
+        try:
+            self.workdir.mkdir(parents=True, exist_ok=True)
+            write_json(self.workdir / STUDY, new)
+        except OSError as error:
+            raise UserError(f"--workdir: cannot write to {self.workdir}: {error.strerror}") from error
+
+    def text_of(self, experiment: Experiment) -> Prepared:
+        key = (dataclasses.replace(experiment.data, seed=0), experiment.tokenizer)
+        if key not in self.texts:
+            self.texts[key] = prepare(experiment.data, experiment.tokenizer, self.cache, self.say)
+        return self.texts[key]
+
+    def bytes_per_row(self, experiment: Experiment) -> float:
+        """Of source text, in a training row, on average."""
+        data, context = dataclasses.replace(experiment.data, seed=0), experiment.model.context
+        key = (data, experiment.tokenizer, context)
+        if key not in self.rows:
+            parts = Loader(self.text_of(experiment).train, data.weights, 0, 1, context).accounting()
+            self.rows[key] = sum(part["share"] * part["source_bytes"] / part["rows"] for part in parts)
+        return self.rows[key]
+
+    def tune(self, arm: Arm) -> dict[str, Any]:
+        """The learning rate that is best for an arm with the tuning seed, and what was found at each."""
+        found: dict[float, float | None] = {}
+        for rate in self.study.learning_rates:
+            parent = self.workdir / "tuning" / arm.folder / f"lr_{rate:g}"
+            seed = self.study.tuning_seed
+            result, fresh = self.one(arm.seeded(seed, rate), parent, f"seed_{seed}")
+            found[rate] = result.get(self.study.metric) if result else None
+            if fresh:
+                self.say(f"tuning {arm.name}: learning rate {rate:g} gives {shown(found[rate])}")
+        finite = {rate: value for rate, value in found.items() if value is not None}
+        if not finite:
+            raise UserError(f"study.learning_rates: {arm.name!r} fails at each of them")
+        pick = min if METRICS[self.study.metric] == "less" else max
+        chosen = pick(finite, key=lambda rate: finite[rate])
+        edge = chosen in (min(found), max(found))
+        if edge:
+            self.say(f"tuning {arm.name}: {chosen:g} is best and lies at the edge of those tried: widen the grid")
+        return {"chosen": chosen, "at_the_edge": edge, "found": {f"{rate:g}": value for rate, value in found.items()}}
+
+    def one(self, experiment: Experiment, parent: Path, name: str) -> tuple[dict[str, Any] | None, bool]:
+        """A run's result, and whether it is new. None where the run ended with an error that is worth another try."""
+        prepared = self.text_of(experiment)
+        directory = parent / name
+        if (directory / runs.CONFIG).is_file() and runs.read_config(directory) != experiment:
+            directory = parent / f"{name}.{experiment.name}"  # a changed arm is a new run; the old one stays
+        origin = {"config": experiment.name, "content_hash": prepared.content_hash}
+        origin["tokenizer_hash"] = prepared.tokenizer.fingerprint
+        if (directory / RESULT).is_file():
+            result = _json(directory / RESULT)
+            if all(result.get(key) == value for key, value in origin.items()):
+                return result, False
+            raise UserError(f"{directory}: its text has changed since it was run; choose another directory")
+        begun = time.monotonic()
+        try:
+            train(experiment, directory, self.cache, self.argv, self.log)
+            result = origin | self.measure(experiment, directory, prepared)
+        except FloatingPointError as error:  # that is what this configuration does, now and the next time
+            result = origin | {"failed": str(error)}
+        except Exception as error:
+            self.errors.append(f"{directory}: {type(error).__name__}: {' '.join(str(error).split())}")
+            self.say(self.errors[-1])
+            return None, False
+        write_json(directory / RESULT, result)
+        self.seconds.append(time.monotonic() - begun)
+        return result, True
+
+    def measure(self, experiment: Experiment, directory: Path, prepared: Prepared) -> dict[str, Any]:
+        """Loss, perplexity, bits per byte and accuracy of the last weights on the whole validation split."""
+        documents = Documents(prepared.validation, prepared.tokenizer.end_id)
+        with jax.set_mesh(make_mesh(experiment.mesh)):
+            params, step = runs.open_run(directory).params()
+            stride = max(1, experiment.model.context // 2)
+            scores = evaluate(experiment, params, documents, token_sizes(prepared.tokenizer), stride=stride)
+        return {"step": step, **total(scores).report()}
+
+    def log(self, line: str) -> None:
+        with (self.workdir / LOG).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def values(self, found: dict[str, dict[int, dict[str, Any]]], arm: Arm) -> dict[int, float | None]:
+        return {seed: result.get(self.study.metric) for seed, result in found[arm.name].items()}
+
+    def comparisons(self, arms: Sequence[Arm], found: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Comparison]:
+        if len(arms) == 1:
+            return {}
+        others = {arm.name: self.values(found, arm) for arm in arms[1:]}
+        less = METRICS[self.study.metric] == "less"
+        return compare(others, self.values(found, arms[0]), lower_is_better=less)
+
+    def verdicts(self, arms: Sequence[Arm], found: dict[str, dict[int, dict[str, Any]]]) -> str:
+        """How many arms are better, worse and not resolved by what there is so far."""
+        count = Counter(c.verdict for c in self.comparisons(arms, found).values())
+        return ", ".join(f"{number} {verdict}" for verdict, number in sorted(count.items())) or "one arm"
+
+    def results(
+        self, arms: Sequence[Arm], found: dict[str, dict[int, dict[str, Any]]], rates: dict[str, Any]
+    ) -> dict[str, Any]:
+        """What results.json holds: study.json's and, of every arm, the metric by seed and the comparison."""
+        compared = self.comparisons(arms, found)
+        whole = to_json(self.study, arms)
+        for row, arm in zip(whole["arms"], arms, strict=True):
+            row["seeds"] = {str(seed): found[arm.name].get(seed) for seed in self.study.seeds}
+            finite = [value for value in self.values(found, arm).values() if value is not None]
+            row["mean"] = means.fmean(finite) if finite else None
+            row["sd"] = means.stdev(finite) if len(finite) > 1 else None
+            row["learning_rate"] = rates.get(arm.name, {"chosen": arm.experiment.train.learning_rate})
+            if arm.name in compared:
+                row["comparison"] = compared[arm.name].as_dict()
+                row["in_words"] = compared[arm.name].in_words(UNITS[self.study.metric])
+        return whole
+
+
+def shown(value: float | None) -> str:
+    return "no number" if value is None else f"{value:.4f}"
+
+
+def text(results: dict[str, Any]) -> str:
+    """The verdicts as a person reads them."""
+    lines = [results["question"], ""]
+    width = max(len(row["name"]) for row in results["arms"])
+    for row in results["arms"]:
+        mean = f"{shown(row['mean'])} {UNITS[results['metric']]}"
+        lines.append(f"{row['name']:<{width}}  {mean}  {row.get('in_words', 'what the others are compared with')}")
+    return "\n".join(lines)
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
