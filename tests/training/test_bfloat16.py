@@ -7,7 +7,7 @@ import pytest
 
 from tests import small
 from transformer.training.optimizer import Adamw, Muon
-from transformer.training.state import init_state
+from transformer.training.state import fresh_state
 from transformer.training.step import train_step
 
 STEPS, ROWS = 120, 16
@@ -18,7 +18,7 @@ def curve(dtype: str, optimizer: Adamw | Muon) -> np.ndarray:
     train = {"steps": STEPS, "batch": ROWS, "learning_rate": 1e-2, "optimizer": optimizer, "warmup": 10}
     e = small.experiment(depth=2, width=32, heads=4, context=32, dtype=dtype, train=train)
     random = np.random.default_rng(0)
-    state = jax.jit(init_state, static_argnums=0)(e)
+    state = fresh_state(e)
     step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
     losses = []
     for _ in range(STEPS):

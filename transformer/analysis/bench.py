@@ -21,7 +21,7 @@ from transformer.data.store import TokenStore, Writer
 from transformer.generation.decode import Generator, continue_prompts
 from transformer.generation.sampling import Sampling
 from transformer.training.loop import place
-from transformer.training.state import init_state
+from transformer.training.state import fresh_state
 from transformer.training.step import train_step
 
 ROUNDS = 7  # of each measurement; the median is what counts
@@ -90,7 +90,7 @@ def time_training(experiment: Experiment) -> dict[str, float]:
     """Median seconds of a step after the first, which compiles."""
     train, context = experiment.train, experiment.model.context
     batch = random_batch(experiment)
-    state = jax.jit(init_state, static_argnums=0)(experiment)
+    state = fresh_state(experiment)
     step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
     start = time.perf_counter()
     state, _ = jax.block_until_ready(step(experiment, state, batch))
@@ -112,7 +112,7 @@ def time_training(experiment: Experiment) -> dict[str, float]:
 
 def time_generation(experiment: Experiment, rows: int, use_cache: bool) -> dict[str, float]:
     """Median tokens per second of greedy continuation of prompts of an eighth of the context to its end."""
-    params = jax.jit(init_state, static_argnums=0)(experiment).params
+    params = fresh_state(experiment).params
     context = experiment.model.context
     prompt = [1] * max(1, context // 8)
     # No id is the end here, so that every row runs to its limit.

@@ -41,13 +41,13 @@ def ours_train(size: str, dtype: str, **model: Any) -> Work:
     import jax
 
     from transformer.analysis.bench import random_batch
-    from transformer.training.state import init_state
+    from transformer.training.state import fresh_state
     from transformer.training.step import train_step
 
     e = experiment(size, dtype, **model)
     batch = random_batch(e)
     step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
-    state = jax.jit(init_state, static_argnums=0)(e)
+    state = fresh_state(e)
 
     def work() -> None:
         nonlocal state
@@ -59,14 +59,13 @@ def ours_train(size: str, dtype: str, **model: Any) -> Work:
 
 def ours_generate(size: str, dtype: str, rows: int) -> Work:
     """Greedy continuation of ``rows`` prompts to the end of the context, with the cache."""
-    import jax
 
     from transformer.generation.decode import Generator, continue_prompts
     from transformer.generation.sampling import Sampling
-    from transformer.training.state import init_params
+    from transformer.training.state import fresh_state
 
     e = experiment(size, dtype)
-    params = jax.jit(init_params, static_argnums=0)(e)
+    params = fresh_state(e).params
     generator = Generator(e, Sampling(temperature=0.0), end_ids=())
     prompts = [[1] * PROMPT] * rows
 

@@ -27,7 +27,7 @@ from transformer.model.kernels import KERNELS, Call, attend
 from transformer.model.masks import Mask, causal
 from transformer.parallel.mesh import Mesh as MeshConfig
 from transformer.parallel.mesh import make_mesh
-from transformer.training.state import init_params, init_state
+from transformer.training.state import fresh_state
 from transformer.training.step import train_step
 
 TOLERANCE = {"float32": 2e-3, "bfloat16": 3e-2}  # of the largest number: products may run in TF32 on a GPU
@@ -94,7 +94,7 @@ def training(size: str, say: Say) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for dtype in TOLERANCE:
         e = experiment(size, dtype)
-        state, batch = jax.jit(init_state, static_argnums=0)(e), random_batch(e)
+        state, batch = fresh_state(e), random_batch(e)
         step, losses = jax.jit(train_step, static_argnums=0, donate_argnums=1), []
         for _ in range(5):
             state, metrics = step(e, state, batch)
@@ -110,7 +110,7 @@ def training(size: str, say: Say) -> list[dict[str, Any]]:
 def generation(size: str, say: Say) -> list[dict[str, Any]]:
     """The cached and the tutorial's way give the same tokens; tokens per second of each."""
     e = experiment(size, "float32")
-    params = jax.jit(init_params, static_argnums=0)(e)
+    params = fresh_state(e).params
     new = min(16, e.model.context - 8)
     texts = []
     for use_cache in (True, False):

@@ -111,7 +111,7 @@ def _hidden(mask: Mask, queries: Take, keys: Take) -> jax.Array:
 
 def _ranges(queries: int, keys: int, ordered: bool) -> Iterator[tuple[slice, slice]]:
     """Blocks of queries, each with the keys that it can see."""
-    size = 64 if queries <= 256 else 128
+    size = 128
     for start in range(0, queries, size):
         end = min(start + size, queries)
         yield slice(start, end), slice(0, min(end, keys) if ordered else keys)

@@ -27,7 +27,7 @@ from transformer.stopping import Asked, Stop, deferred
 from transformer.training.checkpoint import Checkpoints
 from transformer.training.metrics import METRICS, Records, best_step, read
 from transformer.training.progress import Progress
-from transformer.training.state import State, dials, init_state
+from transformer.training.state import State, dials, fresh_state
 from transformer.training.step import Metrics, train_step
 
 Say = Callable[[str], None]
@@ -126,7 +126,7 @@ def first_state(experiment: Experiment, tokenizer: Tokenizer) -> State:
 
     UserError where that run's weights would mean something else here: another model, other ids.
     """
-    state = jax.jit(init_state, static_argnums=0)(experiment.program, dials(experiment).seed)
+    state = fresh_state(experiment)
     source = experiment.train.init_from
     if source is None:
         return state
