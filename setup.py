@@ -22,6 +22,7 @@ setup(
         "sentencepiece>=0.2.1,<0.3",  # trains and runs the subword tokenizers
         "absl-py>=2.3,<3",  # the flags of the command line
         "numpy>=2.2,<3",  # arrays on the host: token stores, batches, random streams for data
+        "scipy>=1.15,<2",  # the t, noncentral t and chi-square distributions that a study is judged by
         "fsspec>=2025.3",  # paths that are not local (gs://..., memory://...)
         "jinja2>=3.1,<4",  # the HTML of reports and of the inspect page
         "matplotlib>=3.10,<4",  # figures inside the reports
