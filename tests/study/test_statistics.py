@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -126,6 +126,8 @@ def test_what_no_t_test_can_tell_is_not_resolved_and_says_why(case):
     assert found.verdict == "not resolved" and found.p == found.p_holm == p
     assert found.reason is not None and found.reason.startswith(reason) and reason in found.in_words("bits")
     assert (found.low, found.high, found.smallest_effect, found.seeds_needed) == (None,) * 4
+    if found.sign_flip_p is not None:
+        assert found.sign_flip_p == (1 if found.difference == 0 else 0.0625)
 
 
 def test_differences_that_vary_by_more_than_rounding_are_tested():
@@ -133,6 +135,15 @@ def test_differences_that_vary_by_more_than_rounding_are_tested():
     found = compare({"arm": arm}, BASELINE, lower_is_better=True)["arm"]
     assert found.reason is None and found.verdict == "worse" and 0 < found.p < 0.01
     assert RESOLUTION == 4 * ULP
+
+
+def test_the_interval_is_as_wide_as_asked_and_the_verdict_the_same():
+    arm = {seed: value - 0.01 * (1 + seed % 3) for seed, value in BASELINE.items()}
+    for confidence in (0.5, 0.95, 0.999):
+        found = compare({"arm": arm}, BASELINE, lower_is_better=True, confidence=confidence)["arm"]
+        expected = stats.ttest_rel(list(arm.values()), list(BASELINE.values())).confidence_interval(confidence)
+        np.testing.assert_allclose([found.low, found.high], expected, rtol=1e-9)
+        assert found.confidence == confidence and found.verdict == "better"
 
 
 def test_an_arm_that_fails_still_counts_in_the_correction():
@@ -149,6 +160,7 @@ results = st.dictionaries(st.integers(0, 7), values, max_size=8)
 
 
 @settings(max_examples=100, deadline=None)
+@example(arms={"a": {0: 1e-200, 1: 3e-200}}, baseline={0: 2e-200, 1: 1e-200}, lower=True)  # their squares are zero
 @given(arms=st.dictionaries(st.text("abc", min_size=1), results, max_size=4), baseline=results, lower=st.booleans())
 def test_whatever_the_runs_gave(arms, baseline, lower):
     found = compare(arms, baseline, lower_is_better=lower)

@@ -8,7 +8,7 @@ bring it below 0.05. The first half of the file works on arrays [..., seeds] and
 What holds, by simulation (tests/study/test_simulation.py): in a study of nothing the chance of any false verdict is
 at most 5 %, for 1 to 20 arms and 2 to 20 seeds, under normal, heavy-tailed and coarse noise, and under skewed noise
 that arm and baseline share. What does not: noise skewed in the arms alone, beside a quiet baseline (an arm that is
-bad on a few seeds), where 5 seeds give a false verdict in 12 % of studies of one arm and in 37 % of those of 20; and
+bad on a few seeds), where 5 seeds give a false verdict in 12 % of studies of one arm and in 36 % of those of 20; and
 seeds added because the first ones resolved nothing (5, then 14: 9 %). Plan the seeds, then look.
 """
 
