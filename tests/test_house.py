@@ -21,6 +21,7 @@ from transformer.config import Experiment
 from transformer.data.tokenizer import Bpe, Bytes
 from transformer.errors import UserError
 from transformer.settings import hints, leaves, members, override
+from transformer.study import study
 from transformer.training.state import dials, init_params, init_state
 from transformer.training.step import train_step
 
@@ -144,9 +145,16 @@ def test_every_experiment_loads_and_its_model_can_be_built(path):
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert functions & {"get_config", "get_study"}
     if "get_config" not in functions:
-        config.call_file(str(path), "get_study")
-        return
-    e = config.load(str(path), {})
+        arms = study.resolve(study.load(str(path), {}), lambda e: float(e.model.context))
+        assert len(arms) > 1
+        experiments = [arm.experiment for arm in arms]
+    else:
+        experiments = [config.load(str(path), {})]
+    for e in experiments:
+        built(e)
+
+
+def built(e):
     shapes = jax.eval_shape(lambda: init_params(e))
     assert shapes["embedding"].shape == (e.vocab_size, e.model.width)
 

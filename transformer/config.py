@@ -61,8 +61,8 @@ def load(path: str, changes: dict[str, str]) -> Experiment:
     return experiment
 
 
-def call_file(path: str, function: str) -> Any:
-    """The result of ``function()`` in the Python file at ``path``."""
+def call_file(path: str, *functions: str) -> Any:
+    """The result of the first of ``functions`` that the Python file at ``path`` has."""
     file = Path(path)
     if not file.is_file():
         beside = [str(p) for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
@@ -74,10 +74,10 @@ def call_file(path: str, function: str) -> Any:
     try:
         # Not imported: that keeps bytecode, which a file of the same size written in the same second gets too.
         exec(compile(file.read_bytes(), path, "exec"), module.__dict__)
-        found = getattr(module, function, None)
-        if found is None:
-            raise UserError(f"{path}: has no {function}()")
-        return found()
+        for function in functions:
+            if hasattr(module, function):
+                return getattr(module, function)()
+        raise UserError(f"{path}: has no {' or '.join(f'{name}()' for name in functions)}")
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # whatever a user's file does wrong is theirs to read in one line

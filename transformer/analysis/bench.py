@@ -21,7 +21,7 @@ from transformer.data.store import TokenStore, Writer
 from transformer.generation.decode import Generator, continue_prompts
 from transformer.generation.sampling import Sampling
 from transformer.training.loop import place
-from transformer.training.state import fresh_state
+from transformer.training.state import dials, fresh_state
 from transformer.training.step import train_step
 
 ROUNDS = 7  # of each measurement; the median is what counts
@@ -90,15 +90,15 @@ def time_training(experiment: Experiment) -> dict[str, float]:
     """Median seconds of a step after the first, which compiles."""
     train, context = experiment.train, experiment.model.context
     batch = random_batch(experiment)
-    state = fresh_state(experiment)
+    state, program, given = fresh_state(experiment), experiment.program, dials(experiment)
     step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
     start = time.perf_counter()
-    state, _ = jax.block_until_ready(step(experiment, state, batch))
+    state, _ = jax.block_until_ready(step(program, state, batch, given))
     first = time.perf_counter() - start
 
     def once() -> None:
         nonlocal state
-        state, _ = jax.block_until_ready(step(experiment, state, batch))
+        state, _ = jax.block_until_ready(step(program, state, batch, given))
 
     seconds = _median(once)
     tokens = train.batch * context

@@ -71,7 +71,7 @@ def solve(
     found = min(options, key=miss)
     if miss(found) > TOLERANCE and "model.mlp.width" not in fixed:
         options = [fit for e in options for fit in _mlp_widths(e, lambda e: _value(e, quantity, bytes_per_row), wanted)]
-        found = next((e for e in options if miss(e) <= TOLERANCE), min(options, key=miss))
+        found = next((e for e in options if miss(e) <= TOLERANCE), min([found, *options], key=miss))
     return _near(found, miss(found), quantity)
 
 

@@ -30,6 +30,7 @@ from transformer.data.prepare import Prepared, prepare
 from transformer.errors import UserError
 from transformer.jsons import write_json
 from transformer.parallel.mesh import make_mesh
+from transformer.study.price import Price, affordable, price
 from transformer.study.statistics import Comparison, compare
 from transformer.study.study import METRICS, UNITS, Arm, Study, resolve, to_json
 from transformer.training.loop import train
@@ -64,8 +65,8 @@ class Runner:
         Raises UserError for what is wrong with the study, Stop where a signal came, Failed at the end where runs
         ended with an error.
         """
-        arms = resolve(self.study, self.bytes_per_row)
-        self.claim(arms)
+        planned = resolve(self.study, self.bytes_per_row)
+        arms = self.claim(planned)
         with runs.alone(self.workdir):
             rates = {arm.name: self.tune(arm) for arm in arms} if self.study.learning_rates else {}
             wanted = [(seed, arm) for seed in self.study.seeds for arm in arms]
@@ -87,20 +88,37 @@ class Runner:
             raise Failed(f"{self.workdir}: {'; '.join(self.errors)}; the same command tries these again")
         return results
 
-    def claim(self, arms: Sequence[Arm]) -> None:
-        """Write study.json. UserError where the directory holds something else."""
+    def claim(self, planned: Sequence[Arm]) -> list[Arm]:
+        """Write study.json; the arms that fit into the budget. UserError where the directory holds something else."""
         known = (self.workdir / STUDY).is_file()
         if not known and self.workdir.is_dir() and any(self.workdir.iterdir()):
             raise UserError(f"--workdir: {self.workdir} is not empty and holds no study; choose another directory")
-        new = to_json(self.study, arms)
-        if known and (old := _json(self.workdir / STUDY)) != json.loads(json.dumps(new)):
-            changed = [name for name in new if old.get(name) != json.loads(json.dumps(new[name]))]
+        old = _json(self.workdir / STUDY) if known else {}
+        new = json.loads(json.dumps(to_json(self.study, planned)))
+        changed = [name for name in new if old.get(name) != new[name]]
+        if known and changed:
             self.say(f"{self.workdir}: the study has changed in {', '.join(changed)}; finished runs of before are kept")
+        arms = list(planned)
+        if self.study.budget_hours is not None:  # priced once: what is dropped does not change when it goes on
+            again = old.get("hours") and not changed and old.get("budget_hours") == self.study.budget_hours
+            hours = old["hours"] if again else self.price(planned)
+            arms = affordable(self.study, planned, hours)
+            new |= {"budget_hours": self.study.budget_hours, "hours": hours}
+            new["dropped"] = [arm.name for arm in planned[len(arms) :]]
+            self.say(f"about {sum(hours[arm.name] for arm in arms):.2f} hours of {self.study.budget_hours:g}")
+            if new["dropped"]:
+                self.say(f"dropped, as they do not fit: {', '.join(new['dropped'])}")
         try:
             self.workdir.mkdir(parents=True, exist_ok=True)
             write_json(self.workdir / STUDY, new)
         except OSError as error:
             raise UserError(f"--workdir: cannot write to {self.workdir}: {error.strerror}") from error
+        return arms
+
+    def price(self, arms: Sequence[Arm]) -> Price:
+        """Hours here, by arm."""
+        self.say("timing some steps of every arm")
+        return price(self.study, arms, lambda e: sum(store.tokens for store in self.text_of(e).validation))
 
     def text_of(self, experiment: Experiment) -> Prepared:
         key = (dataclasses.replace(experiment.data, seed=0), experiment.tokenizer)

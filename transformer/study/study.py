@@ -94,6 +94,20 @@ def load(path: str, changes: Mapping[str, str], **fields: Any) -> Study:
     study = config.call_file(path, "get_study")
     if not isinstance(study, Study):
         raise UserError(f"{path}: get_study() returned {type(study).__name__}, not transformer.study.study.Study")
+    return _changed(study, changes, fields)
+
+
+def repeat(path: str, changes: Mapping[str, str], **fields: Any) -> Study:
+    """A study of one configuration alone: that of an experiment's file, or the baseline of a study's."""
+    found = config.call_file(path, "get_study", "get_config")
+    baseline = found.baseline if isinstance(found, Study) else found
+    if not isinstance(baseline, Experiment):
+        raise UserError(f"{path}: gave {type(found).__name__}, neither a Study nor an Experiment")
+    study = Study(question="How much do seeds alone change the result?", baseline=baseline)
+    return _changed(study, changes, fields)
+
+
+def _changed(study: Study, changes: Mapping[str, str], fields: Mapping[str, Any]) -> Study:
     check_types(study.baseline)
     study = dataclasses.replace(study, baseline=override(study.baseline, changes), **fields)
     config.check(study.baseline, given=changes)
