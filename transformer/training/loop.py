@@ -201,7 +201,8 @@ class Loop:
                     self.record(pending)
                 pending = Pending(done, metrics, batch)
                 last, best = done == train.steps or asked.signal is not None, False
-                if last or self.due(done) or done % train.checkpoint_every == 0:
+                looks = last or self.due(done) or done % train.checkpoint_every == 0
+                if looks:
                     self.record(pending)
                     pending = None
                 if self.due(done):
@@ -210,11 +211,12 @@ class Loop:
                     except Exception:
                         self.checkpoints.save(state, self.numbers, self.best)  # what was trained is kept
                         raise
-                if last or best or done % train.checkpoint_every == 0 or asked.signal is not None:
+                # A signal that came since ``last`` was asked and met no record waits for the next step.
+                if last or best or done % train.checkpoint_every == 0 or (looks and asked.signal is not None):
                     with self.display.paused():
                         self.checkpoints.save(state, self.numbers, self.best)
                     asked.unsaved = False
-                if asked.signal is not None:
+                if asked.signal is not None and not asked.unsaved:
                     break
         self.checkpoints.wait()
         if asked.signal is not None:
