@@ -201,7 +201,7 @@ def test_the_interval_of_the_noise_covers_its_truth():
         found = [noise(dict(enumerate(row))) for row in runs]
         cover[name] = np.array([n.sd_low <= SD <= n.sd_high for n in found])
     assert at_least(cover["normal"], 0.95) and at_most(cover["normal"], 0.95)
-    assert 0.6 < cover["heavy"].mean() < 0.93
+    assert 0.76 < cover["heavy"].mean() < 0.82
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.5, 0.9])
