@@ -17,7 +17,8 @@ from transformer.study.statistics import CONFIDENCE, RESOLUTION, usable
 class Noise:
     """In the metric's unit, over the seeds that gave a finite value.
 
-    ``sd_low`` and ``sd_high`` are the limits of its chi-square interval, which trusts that the noise is normal.
+    ``sd_low`` and ``sd_high`` are the limits of its chi-square interval, which trusts that the noise is normal
+    (under a t distribution with 3 degrees of freedom, 8 seeds' 95 % interval covers the truth in 79 % of cases).
     ``sd_unpaired`` is that of the difference of two runs of unlike seeds, sqrt(2) ``sd``. An arm and the baseline
     with the same seed differ by less, as far as what is a good seed for one is a good one for the other; how much
     less, only a study can tell. So what follows from it below is an upper bound, unless the arm is itself noisier

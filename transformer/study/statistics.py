@@ -6,10 +6,11 @@ test stands beside it, as it trusts nothing about the shape of the noise, and ne
 bring it below 0.05. The first half of the file works on arrays [..., seeds] and is what simulations run through.
 
 What holds, by simulation (tests/study/test_simulation.py): in a study of nothing the chance of any false verdict is
-at most 5 %, for 1 to 20 arms and 2 to 20 seeds, under normal, heavy-tailed and coarse noise, and under skewed noise
-that arm and baseline share. What does not: noise skewed in the arms alone, beside a quiet baseline (an arm that is
-bad on a few seeds), where 5 seeds give a false verdict in 12 % of studies of one arm and in 36 % of those of 20; and
-seeds added because the first ones resolved nothing (5, then 14: 9 %). Plan the seeds, then look.
+at most 5 %, for 1 to 20 arms and 2 to 20 seeds, under normal and heavy-tailed noise, and under skewed noise that arm
+and baseline share; at most 6 % where the metric is as coarse as a score out of 16. What does not hold: noise skewed
+in the arms alone, beside a quiet baseline (an arm that is bad on a few seeds), makes false verdicts in 12 % of
+studies of one arm and 5 seeds and in 36 % of those of 20 arms; and seeds added because the first ones resolved
+nothing (5, then 14) in 9 %. Plan the seeds, then look.
 """
 
 import dataclasses
