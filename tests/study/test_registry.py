@@ -8,6 +8,7 @@ import random
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from hypothesis import settings as fuzz
 from hypothesis import strategies as st
 
 from tests.runs.whole import done, run
-from tests.study.written import STEPS, change, listed, names, provenance, write_run
+from tests.study.written import COMMITS, STEPS, change, listed, names, provenance, write_run
+from transformer.errors import UserError
 from transformer.files import alone, in_use
-from transformer.study import registry
+from transformer.study import comparison, listing, registry
+from transformer.study.selection import in_order
 
 
 def test_every_run_is_found_once_at_any_depth(tmp_path: Path) -> None:
@@ -57,6 +60,7 @@ def test_the_states_of_a_run(tmp_path: Path) -> None:
         (tmp_path / name / "provenance.json").write_text(json.dumps(origin))
     (tmp_path / "unsaved" / "checkpoints" / "20" / "digests.json").unlink()
     write_run(tmp_path / "killed", step=7)
+    (write_run(tmp_path / "between", step=7) / "checkpoints" / "7").rename(tmp_path / "between" / "checkpoints" / "8")
     write_run(tmp_path / "new", step=0)
     (write_run(tmp_path / "newer", step=0) / "provenance.json").unlink()
     write_run(tmp_path / "now", step=9)
@@ -68,6 +72,7 @@ def test_the_states_of_a_run(tmp_path: Path) -> None:
         "no_end": ("done", 20),
         "unsaved": ("stopped", 20),
         "killed": ("stopped", 7),
+        "between": ("stopped", 8),  # stopped where nothing is logged
         "new": ("never trained", 0),
         "newer": ("never trained", 0),
         "now": ("training", 9),
@@ -96,6 +101,8 @@ def test_a_look_at_a_run_does_not_keep_it_from_being_trained(tmp_path: Path) -> 
             pass
     thread.join()
     assert not in_use(tmp_path)
+    with alone(tmp_path):  # nothing of the look is left
+        pass
 
 
 @pytest.mark.parametrize(
@@ -117,6 +124,7 @@ def test_a_look_at_a_run_does_not_keep_it_from_being_trained(tmp_path: Path) -> 
         ("metrics.jsonl", b'{"loss": 2}\n', "metrics.jsonl: line 1 is not a record"),
         ("metrics.jsonl", b'{"step": "2"}\n', "metrics.jsonl: line 1 is not a record"),
         ("metrics.jsonl", None, "metrics.jsonl: cannot be read"),
+        ("metrics.jsonl", b"[" * 200_000 + b"\n", "metrics.jsonl: line 1 is not a record"),
         ("timing.jsonl", b"\x00\x00\n", "timing.jsonl: line 1 is not a record"),
         ("evaluation.json", b"null", "evaluation.json: is not a JSON object"),
         ("provenance.json", b'{"a":' + b"[" * 200_000, "provenance.json: is not JSON"),
@@ -164,6 +172,46 @@ def places(data: Any) -> list[tuple[Any, Any]]:
     return [found for key, value in items for found in [(data, key), *places(value)]]
 
 
+NASTY = (None, True, -1, 10**400, 1e308, "", "x\x1b\n\ud800", [], [3], [[]], {}, {"kind": "x"}, {"start": 3})
+
+
+def changed(data: Any) -> Iterator[Any]:
+    """``data`` with each value of it in turn replaced by each of NASTY, and each name by one that is none."""
+    for container, key in places(data):
+        value = container[key]
+        for nasty in NASTY:
+            container[key] = nasty
+            yield data
+        container[key] = value
+        if isinstance(container, dict):
+            container["x\x1b\n\ud800"] = container.pop(key)
+            yield data
+            container[key] = container.pop("x\x1b\n\ud800")
+
+
+@pytest.mark.parametrize("name", ["config.json", "provenance.json", "metrics.jsonl", "timing.jsonl", "evaluation.json"])
+def test_any_value_of_another_kind_is_read_and_shown(tmp_path: Path, name: str) -> None:
+    """Nothing but a UserError comes of it, and every run keeps to its line of a list."""
+    for folder in ("a", "b"):
+        write_run(tmp_path / folder, step=1)
+        (tmp_path / folder / "evaluation.json").write_text('{"loss": 3.5, "bits_per_byte": 2.25}')
+        change(tmp_path / folder / "provenance.json", earlier=[{"start": "x", "commit": COMMITS[1]}])
+    whole, file = registry.read_run(tmp_path / "a"), tmp_path / "b" / name
+    count = 0
+    for data in changed([json.loads(line) for line in file.read_text().splitlines()]):
+        file.write_text("".join(json.dumps(row) + "\n" for row in data))
+        broken = registry.read_run(tmp_path / "b")
+        text = listing.list_text(listing.listing(tmp_path, in_order([whole, broken], "start"), 2))
+        assert len(text.splitlines()) == 3
+        text += listing.show_text(listing.show(broken))
+        with contextlib.suppress(UserError):
+            text += comparison.diff_text(comparison.diff(whole, broken))
+        assert all(character.isprintable() or character == "\n" for character in text)
+        json.dumps([whole.results, broken.results, broken.settings], allow_nan=False)
+        count += 1
+    assert count > 20
+
+
 def corrupt(draw: random.Random, value: Any, file: Path) -> None:
     """Cut a file off, change its bytes, remove it, make it a directory, or change one value or name in its JSON."""
     content = file.read_bytes() if file.is_file() else b""
@@ -208,7 +256,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[di
     return root, store, listed(root)
 
 
-@fuzz(deadline=None, max_examples=200)
+@fuzz(deadline=None, max_examples=100)
 @given(st.randoms(use_true_random=False), anything, st.lists(st.sampled_from(FILES), min_size=1, max_size=3))
 def test_no_damage_of_one_run_gives_a_traceback_or_hides_another(
     three: tuple[Path, Path, list[dict[str, Any]]], draw: random.Random, value: Any, files: list[str]

@@ -22,6 +22,7 @@ def test_a_run_in_one_line(tmp_path: Path) -> None:
     write_run(tmp_path / "plain", step=12, model__positions="rotary", model__mlp="swiglu")
     head, deep, plain = run("runs", "list", f"--root={tmp_path}").out.splitlines()
     assert head.split()[:2] == ["run", "step"]
+    assert head.index("state") == deep.index("done") == plain.index("stopped"), "columns stand under one another"
     date = ["2026-11-29", "18:55"]
     name = str(tmp_path / "deep")
     changed = ["depth=3", "positions=learned", "mlp=gelu"]
@@ -43,6 +44,14 @@ def test_settings_whose_last_names_are_alike_keep_more_of_them(tmp_path: Path) -
     write_run(tmp_path / "a", model__width=192)
     write_run(tmp_path / "b", model__width=48, model__mlp__width=64)
     assert listed(tmp_path)[1]["differs"] == {"model.width": 48, "mlp.width": 64}
+    for name, kind in (("c", "x"), ("d", "y")):  # no ending of model.mlp tells it from model.mlp.kind
+        folder = write_run(tmp_path / name, model__mlp="swiglu")
+        stored = json.loads((folder / "config.json").read_text())
+        change(folder / "config.json", model=stored["model"] | {"mlp": kind})
+    write_run(tmp_path / "e", model__mlp="swiglu")
+    found = {Path(e["run"]).name: e["differs"] for e in listed(tmp_path)}
+    assert found["d"] == {"model.width": 192, "model.mlp": "y"}
+    assert found["e"]["model.mlp.kind"] == "swiglu"
 
 
 @pytest.mark.parametrize(
@@ -63,6 +72,7 @@ def test_settings_whose_last_names_are_alike_keep_more_of_them(tmp_path: Path) -
         (["list", "--run=a"], "runs list: takes no directory"),
         (["list", "--step=3"], "--step: runs list has no use for it"),
         (["show"], "runs show: takes one run's directory, and was given none"),
+        (["show", "a", "b", "c"], "runs show: takes one run's directory, and was given a, b, c"),
         (["show", "a", "b"], "runs show: takes one run's directory, and was given a, b"),
         (["show", "nothing"], "nothing: is not a run's directory (it has no config.json)"),
         (["show", "a", "--where=step=3"], "--where: runs show has no use for it"),
@@ -180,7 +190,8 @@ def test_what_differs_between_two_runs(tmp_path: Path) -> None:
         assert row in rows, row
     assert "nothing differs" not in text and "python" not in text and "tokenizer_hash" not in text
     change(b / "provenance.json", uncommitted="\n".join(map(str, range(100))))
-    assert "and 46 more lines, which --json shows" in run("runs", "diff", str(a), str(b)).out
+    text = run("runs", "diff", str(a), str(b)).out
+    assert "and 46 more lines, which --json shows" in text and "    +53" in text and "    +54" not in text
 
 
 def test_two_equal_runs_are_said_to_be_equal_as_far_as_that_is_known(tmp_path: Path) -> None:
@@ -191,6 +202,11 @@ def test_two_equal_runs_are_said_to_be_equal_as_far_as_that_is_known(tmp_path: P
         change(folder / "provenance.json", commit=None)
     unknown = run("runs", "diff", str(a), str(b)).out
     assert same not in unknown and "nothing differs of what was recorded; the code's commit was not" in unknown
+    for name, value in (("tokenizer_hash", "other"), ("devices", ["1 x gpu (gpu)"])):
+        before = json.loads((b / "provenance.json").read_text())
+        change(b / "provenance.json", **{name: value})
+        assert not done("runs", "diff", str(a), str(b))["same"]
+        (b / "provenance.json").write_text(json.dumps(before))
     change(b / "provenance.json", commit=COMMITS[0])
     assert "different code" in run("runs", "diff", str(a), str(b)).out
 
@@ -252,7 +268,14 @@ def test_what_is_no_printable_character_stays_within_its_line(tmp_path: Path) ->
     """A newline in a directory's name, a terminal's escape in a setting, bytes that are no text."""
     write_run(tmp_path / "a\nb", data__source="x\x1b[31m\ny")
     write_run(tmp_path / os.fsdecode(b"c\xff"))
+    for number, folder in enumerate(tmp_path.iterdir()):
+        change(folder / "config.json", **{"name\x1b\n": number})
     found = run("runs", "list", f"--root={tmp_path}").out
-    assert len(found.splitlines()) == 3 and "a\\nb" in found and "source=x\\x1b[31m\\ny" in found
+    assert (
+        len(found.splitlines()) == 3
+        and "a\\nb" in found
+        and "name\\x1b\\n=1" in found
+        and "source=x\\x1b[31m\\ny" in found
+    )
     assert "\x1b" not in found and found.encode()
     assert "\x1b" not in run("runs", "show", str(tmp_path / "a\nb")).out

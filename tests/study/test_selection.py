@@ -115,12 +115,20 @@ def test_a_list_of_a_setting_is_asked_for_as_it_is_written(tmp_path: Path) -> No
     assert names(tmp_path, "--where=train.profile=") == ["a", "b"]
 
 
+def test_none_may_be_a_word(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", model__remat="full")
+    write_run(tmp_path / "b")
+    assert names(tmp_path, "--where=model.remat=none") == ["b"]
+    assert names(tmp_path, "--where=train.init_from=none", "--where=train.init_from!=runs/a") == ["a", "b"]
+
+
 def test_a_run_without_settings_is_left_out_of_a_choice_with_a_word(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
+    write_run(tmp_path / "c", model__depth=1)
     (write_run(tmp_path / "b") / "config.json").write_text("{")
-    found = run("runs", "list", f"--root={tmp_path}", "--where=model.depth>=1")
+    found = run("runs", "list", f"--root={tmp_path}", "--where=model.depth>1")
     assert found.err == f"{tmp_path / 'b'}: left out, its settings cannot be read\n"
     assert len(found.out.splitlines()) == 2
     assert names(tmp_path, "--where=state=damaged") == ["b"]
     nothing = run("runs", "list", f"--root={tmp_path}", "--where=model.depth>99", "--where=step=20")
-    assert nothing.out == f"none of the 2 runs in {tmp_path} matches\n" and nothing.status == 0
+    assert nothing.out == f"none of the 3 runs in {tmp_path} matches\n" and nothing.status == 0

@@ -81,7 +81,7 @@ RESULTS: dict[str, Callable[[RunFiles], Any]] = {
     "evaluation.loss": lambda run: as_number(run.evaluation.get("loss")),
     "evaluation.bits_per_byte": lambda run: as_number(run.evaluation.get("bits_per_byte")),
     "seconds": lambda run: _last(run.timing, "seconds"),
-    "start": lambda run: next((t for s in starts(run.origin) if isinstance(t := s.get("start"), str)), None),
+    "start": lambda run: next((s.get("start") for s in starts(run.origin)), None),
 }
 
 
@@ -131,8 +131,6 @@ def read_run(directory: Path) -> RunFiles:
         except OSError as error:
             name = Path(error.filename or directory).name
             damage.append(f"{name}: cannot be read: {error.strerror or error}")
-        except RecursionError:
-            damage.append(f"{CONFIG}: is nested too deeply")
         return otherwise
 
     if not os.path.lexists(directory / CONFIG):

@@ -73,7 +73,7 @@ def value_of(run: RunFiles, name: str) -> Any:
     """A result or a setting of the run; ABSENT where it has none. A tagged setting's tag goes by its own name too."""
     if name in RESULTS:
         return ABSENT if run.results[name] is None else run.results[name]
-    return run.settings.get(name, run.settings.get(f"{name}.kind", ABSENT))
+    return next((run.settings[known] for known in (name, f"{name}.kind") if known in run.settings), ABSENT)
 
 
 def check_name(runs: Sequence[RunFiles], name: str, flag: str) -> None:
