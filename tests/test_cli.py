@@ -1,6 +1,7 @@
 """The command line: exit statuses, what goes to which stream, errors in one line."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -99,13 +100,7 @@ def test_the_example_of_every_command_is_one_that_it_understands(
     words = shlex.split(command.example)
     assert words[:4] == ["python", "-m", "transformer", name]
     seen: list[cli.Args] = []
-    fake = cli.Command(
-        command.summary,
-        command.example,
-        command.define,
-        lambda args: (seen.append(args), ({}, ""))[1],
-        command.argument,
-    )
+    fake = dataclasses.replace(command, run=lambda args: (seen.append(args), ({}, ""))[1])
     monkeypatch.setattr(importlib.import_module(COMMANDS[name]), "COMMAND", fake)
     assert run(*words[3:]).status == 0 and len(seen) == 1
 
@@ -197,6 +192,23 @@ def test_the_report_takes_its_directory_without_a_flag_but_only_one() -> None:
     assert "nowhere: is not a run's directory" in refused("report", "nowhere")
     assert "'there'" in refused("report", "nowhere", "there")
     assert "'there'" in refused("report", "--run=nowhere", "there")
+
+
+def test_what_stands_after_the_action_goes_to_the_repeated_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformer.commands import runs
+
+    seen: list[cli.Args] = []
+    act = dataclasses.replace(runs.COMMAND, run=lambda args: (seen.append(args), ({}, ""))[1])
+    monkeypatch.setattr(runs, "COMMAND", act)
+    for words in (
+        ["diff", "a", "b"],
+        ["--run=a", "diff", "b"],
+        ["diff", "--run=a", "--run=b"],
+        ["--action=diff", "a", "b"],
+    ):
+        assert run("runs", *words).status == 0
+        assert (seen[-1].flags.action, seen[-1].flags.run) == ("diff", ["a", "b"])
+    assert run("runs", "list").status == 0 and seen[-1].flags.run is None
 
 
 def test_json_of_the_cost_is_one_object_and_the_settings_change_it() -> None:

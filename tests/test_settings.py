@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 
 from transformer.config import Experiment
 from transformer.errors import UserError
-from transformer.settings import check_types, digest, from_dict, leaves, override, parse, settings, tag_of, to_dict
+from transformer.settings import (
+    check_types,
+    differing,
+    digest,
+    flat,
+    from_dict,
+    leaves,
+    override,
+    parse,
+    settings,
+    tag_of,
+    to_dict,
+)
 
 
 @settings
@@ -381,3 +393,23 @@ def test_a_comma_within_a_text_is_written_with_a_backslash() -> None:
 
     changed = override(Experiment(), {"train.prompts": r"Hello\, world,Once"})
     assert changed.train.prompts == ("Hello, world", "Once")
+
+
+@pytest.mark.parametrize("tree", [Experiment(), Tree(), Tree(layer=Layer(span=Sliding(), clip=None), profile=(1, 2))])
+def test_what_is_stored_has_the_names_of_the_tree(tree: Any) -> None:
+    """Read back from JSON, without the classes."""
+    stored = json.loads(json.dumps(to_dict(tree)))
+    assert flat(stored) == {k: list(v) if isinstance(v, tuple) else v for k, v in leaves(tree).items()}
+
+
+plain = st.dictionaries(st.sampled_from("abcd"), st.none() | st.integers(0, 2))
+
+
+@given(plain, plain)
+def test_what_differs_is_what_is_not_in_both(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """As sets of pairs; none is a value, and not the same as nothing."""
+    found = differing(old, new)
+    only = set(old.items()) ^ set(new.items())
+    assert list(found) == sorted({name for name, _ in only})
+    for name, pair in found.items():
+        assert pair == tuple(side.get(name, "absent") for side in (old, new))

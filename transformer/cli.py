@@ -27,7 +27,8 @@ PREFIX = "--config."
 class Command:
     """One command: ``define`` declares its flags, ``run`` returns what --json prints and the text for people.
 
-    ``argument`` is the flag whose value may also stand alone: ``report DIR``.
+    ``argument`` is the flag whose value may also stand alone: ``report DIR``. ``rest`` is the repeated flag that
+    takes what stands alone after it: ``runs diff DIR DIR``.
     """
 
     summary: str
@@ -35,6 +36,7 @@ class Command:
     define: Callable[[flags.FlagValues], None]
     run: Callable[["Args"], tuple[dict[str, Any], str]]
     argument: str | None = None
+    rest: str | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,9 @@ def _dispatch(commands: dict[str, str], argv: list[str]) -> int:
         raise UserError(str(error).splitlines()[0]) from error
     if extra and command.argument and not values[command.argument].value:
         values[command.argument].value = extra.pop(0)
+    if extra and command.rest:
+        values[command.rest].value = [*(values[command.rest].value or []), *extra]
+        extra = []
     if extra:
         raise UserError(f"{extra[0]!r}: {name} takes no such argument; flags are written --name=value")
     if changes and "config" not in values:

@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from transformer.errors import UserError
+
 
 def finite(value: Any) -> Any:
     """``value`` with null for every infinity and NaN."""
@@ -13,6 +15,17 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, finite. UserError where it holds anything else."""
+    try:
+        data = finite(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: is not a JSON object")
+    return data
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -1,14 +1,10 @@
 """A run on disk: one directory, everything in it readable. See docs/architecture.md for the files."""
 
-import contextlib
 import dataclasses
-import fcntl
-import json
 import os
 import platform
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -16,16 +12,17 @@ from typing import Any
 
 import jax
 
+from transformer.checkout import git
 from transformer.config import Experiment
 from transformer.data import tokenizer as tokenizers
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import UserError
+from transformer.files import CHECKPOINTS, CONFIG, read_provenance, stored_config
 from transformer.jsons import write_json
 from transformer.parallel.mesh import Mesh
-from transformer.settings import from_dict, leaves, to_dict
+from transformer.settings import differing, from_dict, leaves, to_dict
 from transformer.training.checkpoint import restore_params
 
-CONFIG, PROVENANCE, CHECKPOINTS = "config.json", "provenance.json", "checkpoints"
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "sentencepiece")
 
 
@@ -53,14 +50,8 @@ def open_run(directory: Path) -> Run:
 
 
 def read_config(directory: Path) -> Experiment:
-    file = directory / CONFIG
-    if not file.is_file():
-        raise UserError(f"{directory}: is not a run's directory (it has no {CONFIG})")
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file}: is not JSON: {error}") from error
-    return from_dict(Experiment, data)
+    """The run's settings, every name and value checked. UserError where the directory is no run's."""
+    return from_dict(Experiment, stored_config(directory))
 
 
 def is_ours(directory: Path, experiment: Experiment) -> bool:
@@ -74,11 +65,9 @@ def is_ours(directory: Path, experiment: Experiment) -> bool:
         if directory.is_dir() and any(directory.iterdir()):
             raise UserError(f"--workdir: {directory} is not empty and holds no run; choose another directory")
         return False
-    old, new = leaves(read_config(directory)), leaves(experiment)
     differences = [
-        f"{name} was {old.get(name, 'absent')!r}, now {new.get(name, 'absent')!r}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
+        f"{name} was {old!r}, now {new!r}"
+        for name, (old, new) in differing(leaves(read_config(directory)), leaves(experiment)).items()
     ]
     if differences:
         raise UserError(
@@ -97,22 +86,6 @@ def claim(directory: Path, experiment: Experiment) -> None:
         raise UserError(f"--workdir: cannot write to {directory}: {error.strerror}") from error
 
 
-@contextlib.contextmanager
-def alone(directory: Path) -> Iterator[None]:
-    """Inside, no other process trains in ``directory``. UserError where one does; a kill leaves no lock behind."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"--workdir: another process trains in {directory}; choose another directory") from None
-        except OSError as error:
-            raise UserError(f"--workdir: {directory} cannot be locked: {error.strerror}") from error
-        yield
-    finally:
-        os.close(handle)
-
-
 def check_text(directory: Path, content_hash: str, tokenizer_hash: str) -> None:
     """UserError where the run in ``directory`` was trained on other text, or with another tokenizer."""
     known = read_provenance(directory)
@@ -124,22 +97,13 @@ def check_text(directory: Path, content_hash: str, tokenizer_hash: str) -> None:
             )
 
 
-def read_provenance(directory: Path) -> dict[str, Any]:
-    """What provenance.json says; empty where there is none."""
-    file = directory / PROVENANCE
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{file}: is not JSON: {error}") from error
-
-
 def provenance(argv: list[str], **more: Any) -> dict[str, Any]:
     """Where a result comes from: command, code, versions, devices, host, time."""
     devices = jax.devices()
     return {
         "command": argv,
-        "commit": _git("rev-parse", "HEAD"),
-        "uncommitted": _git("diff", "HEAD"),
+        "commit": git("rev-parse", "HEAD"),
+        "uncommitted": git("diff", "HEAD"),
         "python": sys.version.split()[0],
         "versions": {name: metadata.version(name) for name in LIBRARIES},
         "devices": [f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"],
@@ -178,15 +142,3 @@ def now() -> str:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _git(*words: str) -> str | None:
-    """What git says about this project's own checkout; None where it is not one."""
-    here = Path(__file__).parent
-    try:
-        top = subprocess.run(
-            ["git", *words], cwd=here, capture_output=True, text=True, errors="replace", timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return top.stdout.strip()

@@ -60,6 +60,23 @@ def leaves(tree: Any, path: str = "") -> dict[str, Any]:
     return found
 
 
+def flat(data: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """The values of ``to_dict(tree)`` by the names that they have in ``leaves(tree)``; the classes are not needed."""
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        found |= flat(value, f"{path}{name}.") if isinstance(value, dict) else {f"{path}{name}": value}
+    return found
+
+
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Names whose values differ, with both values; "absent" stands for that of a side that lacks the name."""
+    return {
+        name: (old.get(name, "absent"), new.get(name, "absent"))
+        for name in sorted(old.keys() | new.keys())
+        if (name in old) != (name in new) or old[name] != new[name]
+    }
+
+
 def override(tree: T, changes: Mapping[str, Any], path: str = "config") -> T:
     """A copy of ``tree`` with dotted names changed.
 
@@ -139,7 +156,7 @@ def parse(value: Any, hint: Any, where: str) -> Any:
         if not isinstance(value, bool):
             raise _wrong(value, "true or false", where)
         return value
-    number = _number(value)
+    number = as_number(value)
     if hint is int:
         if number is None or abs(number) >= _LARGEST or not float(number).is_integer():
             raise _wrong(value, "a whole number", where)
@@ -150,7 +167,8 @@ def parse(value: Any, hint: Any, where: str) -> Any:
     return float(number)
 
 
-def _number(value: Any) -> int | float | None:
+def as_number(value: Any) -> int | float | None:
+    """A number, or text that is one, where it is finite and a whole one fits into 64 bits; None otherwise."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):

@@ -144,6 +144,14 @@ def test_a_record_that_was_cut_off_by_a_kill_is_left_out(run: Path) -> None:
     assert "step 4 of" in write_report(run).read_text(encoding="utf-8")
 
 
+def test_a_damaged_record_is_said_with_its_place(run: Path) -> None:
+    path = run / "metrics.jsonl"
+    rows = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*rows[:2], rows[2][:9], "\n", *rows[3:]]))
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 3 is not a record of a step"):
+        write_report(run)
+
+
 def test_no_records_no_page(run: Path) -> None:
     (run / "metrics.jsonl").write_text("")
     with pytest.raises(UserError, match="has no records yet"):

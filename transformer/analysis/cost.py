@@ -15,6 +15,7 @@ from transformer.model.kernels import KERNELS, choose_for_training
 from transformer.model.mlp import Swiglu
 from transformer.model.norms import LayerNorm
 from transformer.model.positions import Learned
+from transformer.tables import human
 from transformer.training.loss import NUMBERS
 from transformer.training.optimizer import Muon
 
@@ -164,15 +165,6 @@ def in_words(experiment: Experiment) -> list[str]:
         f"{human(tables['one_block_one_row'])}, {human(tables['all_blocks_one_row'])} in all blocks. "
         f"Twice the context makes it four times that.",
     ]
-
-
-def human(size: float) -> str:
-    """1536 -> '1.5 KiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError
 
 
 def text(experiment: Experiment) -> str:

@@ -9,10 +9,12 @@ import jinja2
 from matplotlib.figure import Figure
 
 from transformer import run as runs
-from transformer.analysis.cost import cost, human
+from transformer.analysis.cost import cost
 from transformer.analysis.measure import EVALUATION
 from transformer.errors import UserError
+from transformer.files import PROVENANCE
 from transformer.settings import leaves
+from transformer.tables import human
 from transformer.training.metrics import read
 
 SAMPLES, REPORT = "samples.json", "report.html"
@@ -47,7 +49,7 @@ def write_report(directory: Path) -> Path:
         model=experiment.model,
         timing=_middle(timing),
         settings=leaves(experiment),
-        origin=_json(directory / runs.PROVENANCE) or {},
+        origin=_json(directory / PROVENANCE) or {},
     )
     path = directory / REPORT
     fresh = path.with_suffix(".tmp")

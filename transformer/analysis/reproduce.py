@@ -17,11 +17,12 @@ from transformer.config import Experiment
 from transformer.data.loader import Loader, batch_hash
 from transformer.data.prepare import Log, prepare
 from transformer.errors import UserError
+from transformer.files import CHECKPOINTS, saved_steps
 from transformer.jsons import finite
 from transformer.model.layers import declared_leaves
 from transformer.model.masks import causal
 from transformer.model.transformer import Transformer
-from transformer.training.checkpoint import Damaged, restore_state, saved_steps, verify
+from transformer.training.checkpoint import Damaged, restore_state, verify
 from transformer.training.loop import first_state, place
 from transformer.training.loss import cross_entropy
 from transformer.training.metrics import read
@@ -94,7 +95,7 @@ def row_nats(experiment: Experiment, params: Any, batch: Any) -> jax.Array:
 
 
 def _state_before(run: runs.Run, step: int, say: Log) -> State:
-    folder = run.directory / runs.CHECKPOINTS
+    folder = run.directory / CHECKPOINTS
     for saved in reversed([s for s in saved_steps(folder) if s < step]):
         try:
             verify(folder / str(saved))

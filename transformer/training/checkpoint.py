@@ -20,10 +20,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer.config import Experiment
 from transformer.errors import UserError
+from transformer.files import DIGESTS, saved_steps
 from transformer.training.metrics import METRICS, best_step, read
 from transformer.training.state import State, init_params, init_state
 
-DIGESTS = "digests.json"
 UNFINISHED, DELETING, DAMAGED = ".orbax-checkpoint-tmp", ".deleting", ".damaged"
 _MARKERS = ("_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax's own, written after the digests; we read neither
 
@@ -124,12 +124,6 @@ class Checkpoints:
             json.dump(digests, stream, indent=1)
             stream.flush()
             os.fsync(stream.fileno())
-
-
-def saved_steps(directory: Path) -> list[int]:
-    """The steps of the finished checkpoints in ``directory``, ascending."""
-    found = directory.iterdir() if directory.is_dir() else ()
-    return sorted(int(p.name) for p in found if p.name.isdecimal() and (p / DIGESTS).is_file())
 
 
 def verify(path: Path, item: str = "") -> None:

@@ -18,11 +18,12 @@ from transformer.data.loader import Batch, Loader, batch_hash
 from transformer.data.prepare import Prepared, prepare
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import UserError
+from transformer.files import CHECKPOINTS, PROVENANCE, alone
 from transformer.jsons import finite, write_json
 from transformer.model.kernels import choose_for_training
 from transformer.parallel.mesh import make_mesh
 from transformer.parallel.rules import spec
-from transformer.settings import leaves
+from transformer.settings import differing, leaves
 from transformer.stopping import Asked, Stop, deferred
 from transformer.training.checkpoint import Checkpoints
 from transformer.training.metrics import METRICS, Records, best_step, read
@@ -61,8 +62,8 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
         if not known:
             runs.claim(workdir, experiment)  # only now: nothing that was wrong with the input leaves files behind
             prepared.tokenizer.save(workdir)
-        stack.enter_context(runs.alone(workdir))
-        checkpoints = Checkpoints(workdir / runs.CHECKPOINTS, experiment.train.keep)
+        stack.enter_context(alone(workdir))
+        checkpoints = Checkpoints(workdir / CHECKPOINTS, experiment.train.keep)
         stack.push(quietly(checkpoints.close))
         found = checkpoints.restore(experiment, say) if known else None
         state = found[0] if found else fresh or first_state(experiment, prepared.tokenizer)
@@ -82,12 +83,12 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
         origin["accounting"] = loader.accounting()
         origin["earlier"] = runs.earlier(workdir)
         runs.check_machine(workdir, origin, say)
-        write_json(workdir / runs.PROVENANCE, origin)
+        write_json(workdir / PROVENANCE, origin)
         records = Records(workdir, start)
         stack.push(quietly(records.close))
         loop = Loop(experiment, workdir, prepared, loader, checkpoints, records, numbers, measured, say)
         state = loop.run(state, start)
-        write_json(workdir / runs.PROVENANCE, origin | {"end": runs.now()})
+        write_json(workdir / PROVENANCE, origin | {"end": runs.now()})
     return state
 
 
@@ -131,14 +132,13 @@ def first_state(experiment: Experiment, tokenizer: Tokenizer) -> State:
     if source is None:
         return state
     given = runs.open_run(Path(source).expanduser())
-    ours, theirs = leaves(experiment.model), leaves(given.experiment.model)
-    differ = [f"model.{name}" for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    differ = [f"model.{name}" for name in differing(leaves(experiment.model), leaves(given.experiment.model))]
     differ = [name for name in differ if name not in FREE]
     if tokenizer.fingerprint != given.tokenizer.fingerprint:
         differ.append("tokenizer")
     if differ:
         raise UserError(f"config.train.init_from: {source} differs from this experiment in {', '.join(differ)}")
-    params, _ = runs.restore_params(Path(source).expanduser() / runs.CHECKPOINTS, experiment, "newest")
+    params, _ = runs.restore_params(Path(source).expanduser() / CHECKPOINTS, experiment, "newest")
     return state._replace(params=params)
 
 

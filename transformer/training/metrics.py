@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
-
+from transformer.errors import UserError
 from transformer.jsons import finite
 
 METRICS = "metrics.jsonl"
@@ -21,6 +20,8 @@ class Records:
     """
 
     def __init__(self, directory: Path, step: int):
+        from tensorboardX import SummaryWriter  # only those who write pay for it
+
         directory.mkdir(parents=True, exist_ok=True)
         self._files = {}
         for name in ("metrics", "timing"):
@@ -60,11 +61,22 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The whole records of a file; a last line that was cut off by a kill is left out."""
+    """The whole records of a file; a last line that was cut off by a kill is left out.
+
+    UserError where another line is no record: it is the file of no run, or damaged.
+    """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    records = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict) or type(record.get("step")) is not int:
+            raise UserError(f"{path}: line {number} is not a record of a step; remove it to go on without it")
+        records.append(record)
+    return records
 
 
 def best_step(records: list[dict[str, Any]]) -> int | None:

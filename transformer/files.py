@@ -1,0 +1,73 @@
+"""The files of a run's directory, as far as they can be read without JAX. docs/architecture.md lists them all."""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformer.errors import UserError
+from transformer.jsons import read_object
+
+CONFIG, PROVENANCE, CHECKPOINTS = "config.json", "provenance.json", "checkpoints"
+DIGESTS = "digests.json"  # of a checkpoint: its presence says that the checkpoint is finished
+PATIENCE = 0.2  # seconds
+
+
+def stored_config(directory: Path) -> dict[str, Any]:
+    """config.json as it is written, with no name or value checked. UserError where the directory is no run's."""
+    file = directory / CONFIG
+    if not file.is_file():
+        raise UserError(f"{directory}: is not a run's directory (it has no {CONFIG})")
+    return read_object(file)
+
+
+def read_provenance(directory: Path) -> dict[str, Any]:
+    """What provenance.json says; empty where there is none."""
+    file = directory / PROVENANCE
+    return read_object(file) if file.is_file() else {}
+
+
+def saved_steps(directory: Path) -> list[int]:
+    """The steps of the finished checkpoints in ``directory``, ascending."""
+    found = directory.iterdir() if directory.is_dir() else ()
+    return sorted(int(p.name) for p in found if p.name.isdecimal() and (p / DIGESTS).is_file())
+
+
+@contextlib.contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Inside, no other process trains in ``directory``. UserError where one does; a kill leaves no lock behind."""
+    handle = os.open(directory, os.O_RDONLY)
+    until = time.monotonic() + PATIENCE  # `in_use` holds the lock for a moment when it looks
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise UserError(
+                        f"--workdir: another process trains in {directory}; choose another directory"
+                    ) from None
+                time.sleep(PATIENCE / 20)
+            except OSError as error:
+                raise UserError(f"--workdir: {directory} cannot be locked: {error.strerror}") from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def in_use(directory: Path) -> bool:
+    """Whether a process of this machine trains in ``directory`` now; False where that cannot be known."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(handle)
+    return False
