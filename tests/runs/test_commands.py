@@ -26,6 +26,8 @@ def test_a_run_from_text_to_page_with_a_trained_tokenizer(home: Path) -> None:
     assert found.status == 0 and found.out.startswith("the cat")
     assert done("evaluate", "--run=smoke", "--cache=cache")["bits_per_byte"] == result["bits_per_byte"]
     assert (home / done("report", "smoke")["report"]).read_text().startswith("<!doctype html>")
+    (home / "smoke" / "tokenizer.model").unlink()  # as where a kill came before it was written
+    assert done(*TRAIN, *changes, "--workdir=smoke")["bits_per_byte"] == result["bits_per_byte"]
 
 
 def test_a_run_does_not_go_on_with_other_text(home: Path) -> None:

@@ -28,6 +28,7 @@ from transformer.data.documents import Documents, token_sizes
 from transformer.data.loader import Loader
 from transformer.data.prepare import Prepared, prepare
 from transformer.errors import UserError
+from transformer.files import CONFIG, alone
 from transformer.jsons import write_json
 from transformer.parallel.mesh import make_mesh
 from transformer.study.price import Price, affordable, price
@@ -67,7 +68,7 @@ class Runner:
         """
         planned = resolve(self.study, self.bytes_per_row)
         arms = self.claim(planned)
-        with runs.alone(self.workdir):
+        with alone(self.workdir):
             rates = {arm.name: self.tune(arm) for arm in arms} if self.study.learning_rates else {}
             wanted = [(seed, arm) for seed in self.study.seeds for arm in arms]
             found: dict[str, dict[int, dict[str, Any]]] = {arm.name: {} for arm in arms}
@@ -159,7 +160,7 @@ class Runner:
         """A run's result, and whether it is new. None where the run ended with an error that is worth another try."""
         prepared = self.text_of(experiment)
         directory = parent / name
-        if (directory / runs.CONFIG).is_file() and runs.read_config(directory) != experiment:
+        if (directory / CONFIG).is_file() and runs.read_config(directory) != experiment:
             directory = parent / f"{name}.{experiment.name}"  # a changed arm is a new run; the old one stays
         origin = {"config": experiment.name, "content_hash": prepared.content_hash}
         origin["tokenizer_hash"] = prepared.tokenizer.fingerprint

@@ -61,8 +61,8 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
         fresh = None if known else first_state(experiment, prepared.tokenizer)
         if not known:
             runs.claim(workdir, experiment)  # only now: nothing that was wrong with the input leaves files behind
-            prepared.tokenizer.save(workdir)
         stack.enter_context(alone(workdir))
+        prepared.tokenizer.save(workdir)  # again where the run is known: a kill may have come before it was written
         checkpoints = Checkpoints(workdir / CHECKPOINTS, experiment.train.keep)
         stack.push(quietly(checkpoints.close))
         found = checkpoints.restore(experiment, say) if known else None
