@@ -216,7 +216,7 @@ def test_the_kernel_is_a_setting_like_any_other() -> None:
     assert Model().attention.kernel == "auto"
 
 
-@fuzz(max_examples=25, deadline=None)
+@fuzz(max_examples=12, deadline=None)
 @given(st.data())
 def test_a_single_query_is_the_reference(data: Any) -> None:
     """Of a cache of any size, with keys that it does not see, in rows of unlike length."""
