@@ -1,11 +1,9 @@
 """A run's report: one self-contained page that opens from disk: curve, measurement, samples and the bill."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from matplotlib.figure import Figure
 
 from transformer import run as runs
@@ -13,11 +11,12 @@ from transformer.analysis.cost import cost
 from transformer.analysis.measure import EVALUATION
 from transformer.errors import UserError
 from transformer.files import PROVENANCE
+from transformer.generation.sample import SAMPLES
+from transformer.pages import drawn, inline, write_page
 from transformer.settings import leaves
-from transformer.tables import human
 from transformer.training.metrics import read
 
-SAMPLES, REPORT = "samples.json", "report.html"
+REPORT = "report.html"
 
 
 def write_report(directory: Path) -> Path:
@@ -29,15 +28,9 @@ def write_report(directory: Path) -> Path:
         raise UserError(f"{directory}: has no records yet, so there is nothing to report")
     timing = read(directory / "timing.jsonl")
     evaluation = _json(directory / EVALUATION)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("transformer.analysis"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["human"] = human
-    page = environment.get_template("report.html").render(
+    return write_page(
+        directory / REPORT,
+        "run.html",
         name=directory.resolve().name,
         hash=experiment.name,
         curve=curve(records, evaluation),
@@ -47,15 +40,10 @@ def write_report(directory: Path) -> Path:
         samples=_json(directory / SAMPLES) or [],
         bill=cost(experiment),
         model=experiment.model,
-        timing=_middle(timing),
+        timing=middle(timing),
         settings=leaves(experiment),
         origin=_json(directory / PROVENANCE) or {},
     )
-    path = directory / REPORT
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(page, encoding="utf-8")
-    fresh.replace(path)
-    return path
 
 
 def curve(records: list[dict[str, Any]], evaluation: dict[str, Any] | None) -> str:
@@ -79,21 +67,14 @@ def curve(records: list[dict[str, Any]], evaluation: dict[str, Any] | None) -> s
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(alpha=0.25)
-    out = io.StringIO()
-    # Without a date and with fixed ids the same run gives the same page.
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.hashsalt": "report", "svg.fonttype": "none"}):
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = out.getvalue()
-    return text[text.index("<svg") :]
+    return inline(drawn(figure))
 
 
 def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def _middle(timing: list[dict[str, Any]]) -> dict[str, Any] | None:
+def middle(timing: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The median speed, and the largest memory."""
     if not timing:
         return None

@@ -1,4 +1,4 @@
-"""report: write a run's page."""
+"""report: write the page of a run or a study."""
 
 from typing import Any
 
@@ -8,19 +8,25 @@ from transformer.cli import Args, Command
 
 
 def define(values: flags.FlagValues) -> None:
-    flags.DEFINE_string("run", None, "directory of a run; it may also be given without the flag", flag_values=values)
+    flags.DEFINE_string(
+        "run", None, "directory of a run or a study; it may also be given without the flag", flag_values=values
+    )
 
 
 def run(args: Args) -> tuple[dict[str, Any], str]:
     directory = args.run_directory()
-    from transformer.analysis.report import write_report
+    from transformer.study.study import STUDY
 
+    if (directory / STUDY).is_file():
+        from transformer.study.report import write_report
+    else:
+        from transformer.analysis.report import write_report
     page = write_report(directory)
     return {"report": str(page)}, f"the report: open {page}"
 
 
 COMMAND = Command(
-    summary="self-contained page of a run",
+    summary="self-contained page of a run or a study",
     example="python -m transformer report runs/demo",
     define=define,
     run=run,

@@ -38,10 +38,12 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     from transformer.study.study import load
 
     study = load(f.config, args.changes, **seeds(f.seeds), **({"equal": f.equal} if f.equal else {}))
+    from transformer.study.report import REPORT
     from transformer.study.runner import Runner, text
 
-    results = Runner(study, local_path("--workdir", f.workdir), args.cache, args.argv, say).run()
-    return results, text(results)
+    workdir = local_path("--workdir", f.workdir)
+    results = Runner(study, workdir, args.cache, args.argv, say).run()
+    return results, f"{text(results)}\n\nthe report: open {workdir / REPORT}"
 
 
 COMMAND = Command(

@@ -30,22 +30,19 @@ def finish(workdir: Path, cache: Path) -> tuple[dict[str, Any], str]:
     import jax
 
     from transformer.analysis.measure import EVALUATION, measure, sentence, validation
-    from transformer.analysis.report import SAMPLES, write_report
-    from transformer.generation.sample import sample
-    from transformer.generation.sampling import Sampling
+    from transformer.analysis.report import write_report
+    from transformer.generation.sample import write_samples
     from transformer.jsons import write_json
     from transformer.parallel.mesh import Mesh, make_mesh
     from transformer.run import open_run
 
     run = open_run(workdir).on_one_device()
-    prompts = run.experiment.train.prompts
     with jax.set_mesh(make_mesh(Mesh())):
         params, step = run.params()
         say("measuring on the whole validation split")
         result = measure(run, params, step, "validation split", validation(run, cache, say), stride=None)
         write_json(workdir / EVALUATION, result)
-        *_, samples = sample(run, params, prompts, Sampling()) if prompts else ([],)
-    write_json(workdir / SAMPLES, [{"prompt": s.prompt, "text": s.text, "step": step} for s in samples])
+        samples = write_samples(run, params, step)
     page = write_report(workdir)
     texts = [f"--- a sample\n{s.prompt}{s.text}" for s in samples]
     return {**result, "report": str(page)}, "\n\n".join([*texts, sentence(result), f"the report: open {page}"])

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 from transformer.errors import UserError
 from transformer.generation.decode import Continuation, Generator, continue_prompts
 from transformer.generation.sampling import Sampling, check
+from transformer.jsons import write_json
 from transformer.run import Run
 
+SAMPLES = "samples.json"
 CHUNK = 8  # tokens between two looks at a text that is being streamed
 MOST = 256  # new tokens where none were asked for, if the context has room
 
@@ -61,6 +63,14 @@ def sample(
     generator = Generator(run.experiment.program, sampling, (run.tokenizer.end_id,), use_cache)
     for found in continue_prompts(generator, params, ids, new or room(run, ids), seed, chunk):
         yield [_sample(run, prompt, one) for prompt, one in zip(prompts, found, strict=True)]
+
+
+def write_samples(run: Run, params: Any, step: int) -> list[Sample]:
+    """Continue the experiment's ``train.prompts`` with the weights of ``step``, and keep that beside the run."""
+    prompts = run.experiment.train.prompts
+    *_, samples = sample(run, params, prompts, Sampling()) if prompts else ([],)
+    write_json(run.directory / SAMPLES, [{"prompt": s.prompt, "text": s.text, "step": step} for s in samples])
+    return samples
 
 
 def _sample(run: Run, prompt: str, found: Continuation) -> Sample:

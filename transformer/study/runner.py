@@ -4,6 +4,7 @@
     arms/NAME/seed_K/         a run, and result.json once it is finished and measured
     tuning/NAME/lr_R/seed_K/  the runs that the learning rates were chosen by
     results.json              every arm's metric, and its place beside the baseline; nothing in it depends on the clock
+    report.html               the same as a page, with figures/ and *.csv for papers; see report.py
     study.log                 what the runs said
 
 A study that was stopped, at any moment and in any way, goes on with the same command: what has its result is
@@ -29,15 +30,17 @@ from transformer.data.loader import Loader
 from transformer.data.prepare import Prepared, prepare
 from transformer.errors import UserError
 from transformer.files import CONFIG, alone
+from transformer.generation.sample import write_samples
 from transformer.jsons import write_json
-from transformer.parallel.mesh import make_mesh
+from transformer.parallel.mesh import Mesh, make_mesh
 from transformer.study.price import Price, affordable, price
+from transformer.study.report import write_report
 from transformer.study.statistics import Comparison, compare
-from transformer.study.study import METRICS, UNITS, Arm, Study, resolve, to_json
+from transformer.study.study import METRICS, RESULT, RESULTS, STUDY, UNITS, Arm, Study, resolve, to_json
 from transformer.training.loop import train
 
 Say = Callable[[str], None]
-STUDY, RESULTS, RESULT, LOG = "study.json", "results.json", "result.json", "study.log"
+LOG = "study.log"
 
 
 class Failed(Exception):
@@ -72,19 +75,27 @@ class Runner:
             rates = {arm.name: self.tune(arm) for arm in arms} if self.study.learning_rates else {}
             wanted = [(seed, arm) for seed in self.study.seeds for arm in arms]
             found: dict[str, dict[int, dict[str, Any]]] = {arm.name: {} for arm in arms}
-            for number, (seed, arm) in enumerate(wanted, 1):
-                rate = rates[arm.name]["chosen"] if rates else None
-                result, fresh = self.one(arm.seeded(seed, rate), self.workdir / "arms" / arm.folder, f"seed_{seed}")
+            missing = []
+            for seed, arm in wanted:
+                experiment = arm.seeded(seed, rates[arm.name]["chosen"] if rates else None)
+                directory = self.place(experiment, self.workdir / "arms" / arm.folder / f"seed_{seed}")
+                if result := self.known(experiment, directory):
+                    found[arm.name][seed] = result
+                else:
+                    missing.append((seed, arm, experiment, directory))
+            results = self.write(arms, found, rates)
+            for number, (seed, arm, experiment, directory) in enumerate(missing, 1):
+                result = self.one(experiment, directory, seed == self.study.seeds[0])
                 if result is None:
                     continue
                 found[arm.name][seed] = result
-                if fresh:
-                    left = means.fmean(self.seconds) * (len(wanted) - number) / 60
-                    value = result.get("failed") or shown(result.get(self.study.metric))
-                    done = f"[{number}/{len(wanted)}] {arm.name}, seed {seed}: {value}"
-                    self.say(f"{done}; about {left:.0f} min left; so far: {self.verdicts(arms, found)}")
-            results = self.results(arms, found, rates)
-            write_json(self.workdir / RESULTS, results)
+                results = self.write(arms, found, rates)  # so that the page can be looked at before the end
+                left = means.fmean(self.seconds) * (len(missing) - number) / 60
+                value = result.get("failed") or shown(result.get(self.study.metric))
+                done = f"[{len(wanted) - len(missing) + number}/{len(wanted)}] {arm.name}, seed {seed}: {value}"
+                self.say(f"{done}; about {left:.0f} min left; so far: {verdicts(results)}")
+            if any(found.values()):
+                write_report(self.workdir)
         if self.errors:
             raise Failed(f"{self.workdir}: {'; '.join(self.errors)}; the same command tries these again")
         return results
@@ -140,11 +151,13 @@ class Runner:
         """The learning rate that is best for an arm with the tuning seed, and what was found at each."""
         found: dict[float, float | None] = {}
         for rate in self.study.learning_rates:
-            parent = self.workdir / "tuning" / arm.folder / f"lr_{rate:g}"
-            seed = self.study.tuning_seed
-            result, fresh = self.one(arm.seeded(seed, rate), parent, f"seed_{seed}")
+            parent, seed = self.workdir / "tuning" / arm.folder / f"lr_{rate:g}", self.study.tuning_seed
+            experiment = arm.seeded(seed, rate)
+            directory = self.place(experiment, parent / f"seed_{seed}")
+            known = self.known(experiment, directory)
+            result = known or self.one(experiment, directory)
             found[rate] = result.get(self.study.metric) if result else None
-            if fresh:
+            if not known:
                 self.say(f"tuning {arm.name}: learning rate {rate:g} gives {shown(found[rate])}")
         finite = {rate: value for rate, value in found.items() if value is not None}
         if not finite:
@@ -156,41 +169,64 @@ class Runner:
             self.say(f"tuning {arm.name}: {chosen:g} is best and lies at the edge of those tried: widen the grid")
         return {"chosen": chosen, "at_the_edge": edge, "found": {f"{rate:g}": value for rate, value in found.items()}}
 
-    def one(self, experiment: Experiment, parent: Path, name: str) -> tuple[dict[str, Any] | None, bool]:
-        """A run's result, and whether it is new. None where the run ended with an error that is worth another try."""
-        prepared = self.text_of(experiment)
-        directory = parent / name
+    def place(self, experiment: Experiment, directory: Path) -> Path:
+        """Where a run is kept: in ``directory``, or beside it where that has a run of other settings, which stays."""
         if (directory / CONFIG).is_file() and runs.read_config(directory) != experiment:
-            directory = parent / f"{name}.{experiment.name}"  # a changed arm is a new run; the old one stays
-        origin = {"config": experiment.name, "content_hash": prepared.content_hash}
-        origin["tokenizer_hash"] = prepared.tokenizer.fingerprint
-        if (directory / RESULT).is_file():
-            result = _json(directory / RESULT)
-            if all(result.get(key) == value for key, value in origin.items()):
-                return result, False
+            return directory.with_name(f"{directory.name}.{experiment.name}")
+        return directory
+
+    def origin(self, experiment: Experiment) -> dict[str, str]:
+        """What a result depends on."""
+        prepared = self.text_of(experiment)
+        hashes = {"content_hash": prepared.content_hash, "tokenizer_hash": prepared.tokenizer.fingerprint}
+        return {"config": experiment.name, **hashes}
+
+    def known(self, experiment: Experiment, directory: Path) -> dict[str, Any] | None:
+        """The result of a run that is finished; None where there is none yet."""
+        if not (directory / RESULT).is_file():
+            return None
+        result: dict[str, Any] = _json(directory / RESULT)
+        if any(result.get(key) != value for key, value in self.origin(experiment).items()):
             raise UserError(f"{directory}: its text has changed since it was run; choose another directory")
+        return result
+
+    def one(self, experiment: Experiment, directory: Path, samples: bool = False) -> dict[str, Any] | None:
+        """Train and measure, and continue the prompts where ``samples`` are wanted; returns the run's result.
+
+        None where the run ended with an error that is worth another try.
+        """
+        origin = self.origin(experiment)
         begun = time.monotonic()
         try:
             train(experiment, directory, self.cache, self.argv, self.log)
-            result = origin | self.measure(experiment, directory, prepared)
+            result = origin | self.measure(experiment, directory)
+            if samples:
+                self.sample(directory)
         except FloatingPointError as error:  # that is what this configuration does, now and the next time
             result = origin | {"failed": str(error)}
         except Exception as error:
             self.errors.append(f"{directory}: {type(error).__name__}: {' '.join(str(error).split())}")
             self.say(self.errors[-1])
-            return None, False
+            return None
         write_json(directory / RESULT, result)
         self.seconds.append(time.monotonic() - begun)
-        return result, True
+        return result
 
-    def measure(self, experiment: Experiment, directory: Path, prepared: Prepared) -> dict[str, Any]:
+    def measure(self, experiment: Experiment, directory: Path) -> dict[str, Any]:
         """Loss, perplexity, bits per byte and accuracy of the last weights on the whole validation split."""
+        prepared = self.text_of(experiment)
         documents = Documents(prepared.validation, prepared.tokenizer.end_id)
         with jax.set_mesh(make_mesh(experiment.mesh)):
             params, step = runs.open_run(directory).params()
             stride = max(1, experiment.model.context // 2)
             scores = evaluate(experiment, params, documents, token_sizes(prepared.tokenizer), stride=stride)
         return {"step": step, **total(scores).report()}
+
+    def sample(self, directory: Path) -> None:
+        """Continue the prompts with the last weights."""
+        run = runs.open_run(directory).on_one_device()
+        with jax.set_mesh(make_mesh(Mesh())):
+            write_samples(run, *run.params())
 
     def log(self, line: str) -> None:
         with (self.workdir / LOG).open("a", encoding="utf-8") as file:
@@ -206,15 +242,10 @@ class Runner:
         less = METRICS[self.study.metric] == "less"
         return compare(others, self.values(found, arms[0]), lower_is_better=less)
 
-    def verdicts(self, arms: Sequence[Arm], found: dict[str, dict[int, dict[str, Any]]]) -> str:
-        """How many arms are better, worse and not resolved by what there is so far."""
-        count = Counter(c.verdict for c in self.comparisons(arms, found).values())
-        return ", ".join(f"{number} {verdict}" for verdict, number in sorted(count.items())) or "one arm"
-
-    def results(
+    def write(
         self, arms: Sequence[Arm], found: dict[str, dict[int, dict[str, Any]]], rates: dict[str, Any]
     ) -> dict[str, Any]:
-        """What results.json holds: study.json's and, of every arm, the metric by seed and the comparison."""
+        """Write results.json: what study.json says and, of every arm, the metric by seed and the comparison."""
         compared = self.comparisons(arms, found)
         whole = to_json(self.study, arms)
         for row, arm in zip(whole["arms"], arms, strict=True):
@@ -226,11 +257,18 @@ class Runner:
             if arm.name in compared:
                 row["comparison"] = compared[arm.name].as_dict()
                 row["in_words"] = compared[arm.name].in_words(UNITS[self.study.metric])
+        write_json(self.workdir / RESULTS, whole)
         return whole
 
 
 def shown(value: float | None) -> str:
     return "no number" if value is None else f"{value:.4f}"
+
+
+def verdicts(results: dict[str, Any]) -> str:
+    """How many arms are better, worse and not resolved by what there is so far."""
+    count = Counter(row["comparison"]["verdict"] for row in results["arms"] if "comparison" in row)
+    return ", ".join(f"{number} {verdict}" for verdict, number in sorted(count.items())) or "one arm"
 
 
 def text(results: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ UNITS = {
     "perplexity": "of perplexity",
     "accuracy": "of accuracy",
 }
+STUDY, RESULTS, RESULT = "study.json", "results.json", "result.json"
 Metric = Literal["bits_per_byte", "loss", "perplexity", "accuracy"]
 
 
@@ -65,6 +66,11 @@ class Study:
         return found | ({AGAIN: {}} if self.again else {})
 
 
+def folder(name: str) -> str:
+    """An arm's name as a directory's."""
+    return re.sub(r"[^A-Za-z0-9._=-]+", "_", name)
+
+
 @dataclasses.dataclass(frozen=True)
 class Arm:
     """One arm as it will be trained, but for the seed: what it changes, what was solved for, what differs besides."""
@@ -77,8 +83,7 @@ class Arm:
 
     @property
     def folder(self) -> str:
-        """The arm's name as a directory's."""
-        return re.sub(r"[^A-Za-z0-9._=-]+", "_", self.name)
+        return folder(self.name)
 
     def seeded(self, seed: int, learning_rate: float | None = None) -> Experiment:
         """The experiment of one run."""
@@ -128,10 +133,10 @@ def check(study: Study) -> None:
         raise UserError(f"study.tuning_seed: {study.tuning_seed} is also one of the seeds that the verdict rests on")
     folders: dict[str, str] = {}
     for name, changed in {BASELINE: {}, **study.changes()}.items():
-        folder = Arm(name, {}, study.baseline, {}, {}).folder.lower()  # some file systems know one case
-        if folder in folders:
-            raise UserError(f"study.arms: {name!r} and {folders[folder]!r} would share the directory {folder!r}")
-        folders[folder] = name
+        place = folder(name).lower()  # some file systems know one case
+        if place in folders:
+            raise UserError(f"study.arms: {name!r} and {folders[place]!r} would share the directory {place!r}")
+        folders[place] = name
         for field in changed:
             if field in ("train.seed", "data.seed") or (field == "train.learning_rate" and study.learning_rates):
                 raise UserError(f"study.arms: {name!r} changes {field}, which the study itself sets")
