@@ -108,6 +108,7 @@ def test_two_arms_share_their_initial_weights_where_shapes_agree() -> None:
         ({"seeds": (1000,), "learning_rates": (1e-3,)}, ["tuning_seed", "1000"]),
         ({"arms": {"a b": {"model.depth": 1}, "a/b": {"model.depth": 3}}}, ["'a b'", "'a/b'", "a_b"]),
         ({"arms": {"Baseline": {"model.depth": 1}}}, ["'Baseline'", "'baseline'"]),
+        ({"arms": {"baseline": {"model.depth": 1}}}, ["'baseline' and 'baseline'"]),
         ({"arms": {"depth=1": {}}, "grid": {"model.depth": (1,)}}, ["two arms", "'depth=1'"]),
         ({"arms": {"seeded": {"train.seed": 3}}}, ["'seeded'", "train.seed"]),
         ({"arms": {"fast": {"train.learning_rate": 3}}, "learning_rates": (1e-3,)}, ["'fast'", "train.learning_rate"]),

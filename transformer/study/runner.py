@@ -276,7 +276,7 @@ def text(results: dict[str, Any]) -> str:
     lines = [results["question"], ""]
     width = max(len(row["name"]) for row in results["arms"])
     for row in results["arms"]:
-        mean = f"{shown(row['mean'])} {UNITS[results['metric']]}"
+        mean = "no number" if row["mean"] is None else f"{shown(row['mean'])} {UNITS[results['metric']]}"
         lines.append(f"{row['name']:<{width}}  {mean}  {row.get('in_words', 'what the others are compared with')}")
     return "\n".join(lines)
 

@@ -132,7 +132,7 @@ def check(study: Study) -> None:
     if study.learning_rates and study.tuning_seed in study.seeds:
         raise UserError(f"study.tuning_seed: {study.tuning_seed} is also one of the seeds that the verdict rests on")
     folders: dict[str, str] = {}
-    for name, changed in {BASELINE: {}, **study.changes()}.items():
+    for name, changed in [(BASELINE, {}), *study.changes().items()]:
         place = folder(name).lower()  # some file systems know one case
         if place in folders:
             raise UserError(f"study.arms: {name!r} and {folders[place]!r} would share the directory {place!r}")
