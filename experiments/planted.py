@@ -3,7 +3,7 @@
     python -m transformer study --config=experiments/planted.py --workdir=runs/planted
 
 Expected: the arm whose learning rate is near zero is *worse*; the baseline under other seeds is *not resolved*.
-Costs: 15 runs, about 10 minutes on two CPU cores.
+Costs: 15 runs, 3 minutes 9 seconds on two CPU cores.
 """
 
 from transformer.config import Experiment
