@@ -268,7 +268,7 @@ def test_in_a_deferred_part_the_first_signal_is_noted_and_the_second_stops() -> 
     stopping.install()
     with stopping.deferred() as asked:
         assert asked.signal is None
-        asked.unsaved = True
+        asked.unsaved.add("run")
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked.signal == signal.SIGTERM
         with pytest.raises(stopping.Stop) as stop:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE = 2.0  # seconds for Python's own handler to run before the thread ends the process
@@ -27,13 +28,15 @@ class Stop(BaseException):
 
 
 class Asked:
-    """``signal`` is the signal that came, or None; ``unsaved`` says whether there is anything to save first."""
+    """``signal`` is the signal that came, or None; ``unsaved`` names the runs that have something to save first."""
 
-    signal: int | None = None
-    unsaved: bool = False
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.unsaved: set[Any] = set()
 
 
 _asked: Asked | None = None  # set inside ``deferred``
+_inside = 0  # how many are
 _handled = -1e9  # when the handler last ran
 _pipe: tuple[int, int] | None = None
 
@@ -51,14 +54,21 @@ def install() -> None:
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[Asked]:
-    """Inside, while ``asked.unsaved``, the first signal is only noted, for the loop to see; a second one stops."""
-    global _asked
-    asked = _asked = Asked()
+def deferred(run: Any = None) -> Iterator[Asked]:
+    """Inside, while anything is ``unsaved``, the first signal is only noted, for the loop to see; a second one stops.
+
+    Those who are inside at the same time share what was asked; a ``run`` that leaves has nothing unsaved any more.
+    """
+    global _asked, _inside
+    asked = _asked = _asked or Asked()
+    _inside += 1
     try:
         yield asked
     finally:
-        _asked = None
+        _inside -= 1
+        asked.unsaved.discard(run)
+        if not _inside:
+            _asked = None
 
 
 def _handle(number: int, frame: FrameType | None) -> None:

@@ -20,6 +20,7 @@ from transformer.errors import UserError
 from transformer.study import runner as runners
 from transformer.study.runner import Failed, Runner
 from transformer.study.study import AGAIN, Study
+from transformer.training import lanes
 
 FILE = """
 from transformer.config import Experiment
@@ -41,6 +42,7 @@ def get_study():
         arms={"near zero": {"train.learning_rate": 1e-7}},
         seeds=(0, 1, 2),
         again=True,
+        lanes=1,
     )
 """
 
@@ -82,9 +84,8 @@ def whole(home: Path) -> Any:
     one = Runner.one
 
     def counted(self: Runner, *args: Any) -> Any:
-        before = count
         found = one(self, *args)
-        compiled.append(count - before)
+        compiled.append(count - sum(compiled))  # since the run before was measured
         return found
 
     jax.monitoring.register_event_duration_secs_listener(listen)
@@ -116,13 +117,21 @@ def test_runs_that_differ_in_seed_and_learning_rate_share_one_executable(whole: 
     assert len(compiled) == 9 and compiled[0] > 2 and not any(compiled[1:]), compiled
 
 
+def test_lanes_change_nothing(whole: Any, home: Path) -> None:
+    """Four runs at once, each on a device of its own: the same results, to the last digit."""
+    assert results(read(lanes=4), "lanes")["arms"] == whole[0]["arms"]
+    for file in ("metrics.jsonl", "result.json"):
+        for one in Path("whole/arms").rglob(file):
+            assert one.read_bytes() == Path("lanes", one.relative_to("whole")).read_bytes(), one
+
+
 def test_what_is_finished_is_not_run_again(whole: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = content(Path("whole"))
 
     def never(*args: Any) -> Any:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(runners, "train", never)
+    monkeypatch.setattr(runners, "train_together", never)
     assert results(read(), "whole") == json.loads(json.dumps(whole[0]))
     assert content(Path("whole")) == before
 
@@ -130,14 +139,14 @@ def test_what_is_finished_is_not_run_again(whole: Any, monkeypatch: pytest.Monke
 def test_an_arm_that_fails_does_not_lose_the_others(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that diverges is a result; an error is tried again by the same command."""
     said: list[str] = []
-    train, broken = runners.train, True
+    training, broken = lanes.training, True
 
     def fails(experiment: Any, directory: Path, *args: Any) -> Any:
         if broken and "near_zero/seed_1" in str(directory):
             raise OSError("no room")
-        return train(experiment, directory, *args)
+        yield from training(experiment, directory, *args)
 
-    monkeypatch.setattr(runners, "train", fails)
+    monkeypatch.setattr(lanes, "training", fails)
     changes = {"train.max_skipped": "2", "train.clip": "none"}
     study = read(changes)
     arms = {"near zero": {"train.learning_rate": 1e-7}, "far out": {"train.learning_rate": 1e30}}

@@ -1,6 +1,7 @@
 """The mesh of devices. One device is a mesh of ones: the same code, the same type checks."""
 
 import math
+from collections.abc import Sequence
 
 import jax
 from jax.sharding import AxisType
@@ -29,11 +30,11 @@ def check(config: Mesh) -> None:
             raise UserError(f"config.mesh.{name}: {size} is not a number of devices, set 1 or more")
 
 
-def make_mesh(config: Mesh) -> jax.sharding.Mesh:
-    """The explicit mesh. UserError where the machine has too few devices or an axis is below 1."""
+def make_mesh(config: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+    """The explicit mesh, over the first of ``devices`` (None: of all). UserError where they are too few."""
     check(config)
     by_axis = sizes(config)
-    wanted, found = math.prod(by_axis.values()), jax.devices()
+    wanted, found = math.prod(by_axis.values()), devices or jax.devices()
     if wanted > len(found):
         axes = " x ".join(f"{name}={size}" for name, size in by_axis.items())
         raise UserError(
@@ -43,5 +44,5 @@ def make_mesh(config: Mesh) -> jax.sharding.Mesh:
         tuple(by_axis.values()),
         tuple(by_axis),
         axis_types=(AxisType.Explicit,) * len(by_axis),
-        devices=found[:wanted],
+        devices=list(found[:wanted]),
     )

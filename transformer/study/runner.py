@@ -13,6 +13,7 @@ not run again, and a run that was begun goes on from its checkpoint.
 
 import dataclasses
 import json
+import math
 import statistics as means
 import time
 from collections import Counter
@@ -32,12 +33,12 @@ from transformer.errors import UserError
 from transformer.files import CONFIG, alone
 from transformer.generation.sample import write_samples
 from transformer.jsons import write_json
-from transformer.parallel.mesh import Mesh, make_mesh
+from transformer.parallel.mesh import Mesh, make_mesh, sizes
 from transformer.study.price import Price, affordable, price
 from transformer.study.report import write_report
 from transformer.study.statistics import Comparison, compare
 from transformer.study.study import METRICS, RESULT, RESULTS, STUDY, UNITS, Arm, Study, resolve, to_json
-from transformer.training.loop import train
+from transformer.training.lanes import train_together
 
 Say = Callable[[str], None]
 LOG = "study.log"
@@ -60,7 +61,7 @@ class Runner:
     def __post_init__(self) -> None:
         self.texts: dict[Any, Prepared] = {}
         self.rows: dict[Any, float] = {}
-        self.seconds: list[float] = []  # of each run that this process has finished
+        self.ended: dict[Path, Exception | None] = {}  # what the training of each run ended with
         self.errors: list[str] = []
 
     def run(self) -> dict[str, Any]:
@@ -83,17 +84,23 @@ class Runner:
                     found[arm.name][seed] = result
                 else:
                     missing.append((seed, arm, experiment, directory))
-            results = self.write(arms, found, rates)
-            for number, (seed, arm, experiment, directory) in enumerate(missing, 1):
+            results, begun = self.write(arms, found, rates), time.monotonic()
+            for number, (seed, arm, experiment, directory) in enumerate(missing):
+                if number % self.lanes == 0:
+                    group = missing[number : number + self.lanes]
+                    self.train([(e, place) for _, _, e, place in group])
                 result = self.one(experiment, directory, seed == self.study.seeds[0])
                 if result is None:
                     continue
                 found[arm.name][seed] = result
                 results = self.write(arms, found, rates)  # so that the page can be looked at before the end
-                left = means.fmean(self.seconds) * (len(missing) - number) / 60
+                left = (time.monotonic() - begun) / (number + 1) * (len(missing) - number - 1) / 60
                 value = result.get("failed") or shown(result.get(self.study.metric))
-                done = f"[{len(wanted) - len(missing) + number}/{len(wanted)}] {arm.name}, seed {seed}: {value}"
+                done = f"[{len(wanted) - len(missing) + number + 1}/{len(wanted)}] {arm.name}, seed {seed}: {value}"
                 self.say(f"{done}; about {left:.0f} min left; so far: {verdicts(results)}")
+            if missing:
+                rate = len(missing) / (time.monotonic() - begun) * 3600
+                self.say(f"{len(missing)} runs, {self.lanes} at once: {rate:,.0f} an hour")
             if any(found.values()):
                 write_report(self.workdir)
         if self.errors:
@@ -149,11 +156,17 @@ class Runner:
 
     def tune(self, arm: Arm) -> dict[str, Any]:
         """The learning rate that is best for an arm with the tuning seed, and what was found at each."""
-        found: dict[float, float | None] = {}
+        seed, found = self.study.tuning_seed, dict[float, float | None]()
+        runs_of, missing = {}, []
         for rate in self.study.learning_rates:
-            parent, seed = self.workdir / "tuning" / arm.folder / f"lr_{rate:g}", self.study.tuning_seed
-            experiment = arm.seeded(seed, rate)
+            experiment, parent = arm.seeded(seed, rate), self.workdir / "tuning" / arm.folder / f"lr_{rate:g}"
             directory = self.place(experiment, parent / f"seed_{seed}")
+            runs_of[rate] = experiment, directory
+            if not self.known(experiment, directory):
+                missing.append((experiment, directory))
+        for start in range(0, len(missing), self.lanes):
+            self.train(missing[start : start + self.lanes])
+        for rate, (experiment, directory) in runs_of.items():
             known = self.known(experiment, directory)
             result = known or self.one(experiment, directory)
             found[rate] = result.get(self.study.metric) if result else None
@@ -190,15 +203,27 @@ class Runner:
             raise UserError(f"{directory}: its text has changed since it was run; choose another directory")
         return result
 
+    @property
+    def lanes(self) -> int:
+        """How many runs are trained at once: runs that are cut over several devices are trained one by one."""
+        alone = math.prod(sizes(self.study.baseline.mesh).values()) > 1
+        return 1 if alone else self.study.lanes or len(jax.devices())
+
+    def train(self, group: Sequence[tuple[Experiment, Path]]) -> None:
+        """Train some runs, or go on with them, and note what each ended with."""
+        experiments, places = [e for e, _ in group], [place for _, place in group]
+        ended = train_together(experiments, places, self.cache, self.argv, self.log)
+        self.ended.update(zip(places, ended, strict=True))
+
     def one(self, experiment: Experiment, directory: Path, samples: bool = False) -> dict[str, Any] | None:
-        """Train and measure, and continue the prompts where ``samples`` are wanted; returns the run's result.
+        """Measure a run that was trained, and continue the prompts where ``samples`` are wanted; returns its result.
 
         None where the run ended with an error that is worth another try.
         """
         origin = self.origin(experiment)
-        begun = time.monotonic()
         try:
-            train(experiment, directory, self.cache, self.argv, self.log)
+            if error := self.ended.pop(directory):
+                raise error
             result = origin | self.measure(experiment, directory)
             if samples:
                 self.sample(directory)
@@ -209,7 +234,6 @@ class Runner:
             self.say(self.errors[-1])
             return None
         write_json(directory / RESULT, result)
-        self.seconds.append(time.monotonic() - begun)
         return result
 
     def measure(self, experiment: Experiment, directory: Path) -> dict[str, Any]:

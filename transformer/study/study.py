@@ -51,6 +51,7 @@ class Study:
     learning_rates: tuple[float, ...] = ()
     tuning_seed: int = 1000
     again: bool = False  # one arm more: the baseline under other seeds, which a sound study does not resolve
+    lanes: int | None = None  # runs trained at once, a step of each in turn; none: as many as there are devices
     budget_hours: float | None = None  # arms that do not fit are dropped, the last ones first, and listed
 
     def changes(self) -> dict[str, dict[str, Any]]:
@@ -131,6 +132,8 @@ def check(study: Study) -> None:
         raise UserError(f"study.seeds: {study.seeds} are not one or more different seeds")
     if study.learning_rates and study.tuning_seed in study.seeds:
         raise UserError(f"study.tuning_seed: {study.tuning_seed} is also one of the seeds that the verdict rests on")
+    if study.lanes is not None and study.lanes < 1:
+        raise UserError(f"study.lanes: {study.lanes} is not a number of runs, set 1 or more")
     folders: dict[str, str] = {}
     for name, changed in [(BASELINE, {}), *study.changes().items()]:
         place = folder(name).lower()  # some file systems know one case

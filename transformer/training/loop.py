@@ -36,12 +36,19 @@ Say = Callable[[str], None]
 FREE = tuple(f"model.{name}" for name in ("dropout", "dtype", "stack", "remat", "attention.kernel"))
 
 
-def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], say: Say) -> State:
-    """Train, or go on with the run in ``workdir``; returns the last state.
+def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], say: Say) -> None:
+    """Train, or go on with the run in ``workdir``.
 
     Raises Stop after saving where a signal asked to; UserError for what the user can change;
     FloatingPointError after ``train.max_skipped`` steps in a row without a finite loss and gradient.
     """
+    with jax.set_mesh(make_mesh(experiment.mesh)):
+        for _ in training(experiment, workdir, cache, argv, say):
+            pass
+
+
+def training(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], say: Say) -> Iterator[None]:
+    """``train`` in pieces, on the mesh that is set whenever it goes on: it pauses behind each step's dispatch."""
     known = runs.is_ours(workdir, experiment)
     prepared = prepare(experiment.data, experiment.tokenizer, cache, say)
     check_vocabulary(experiment, prepared)
@@ -57,7 +64,7 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
         experiment.train.batch,
         experiment.model.context,
     )
-    with jax.set_mesh(make_mesh(experiment.mesh)), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         fresh = None if known else first_state(experiment, prepared.tokenizer)
         if not known:
             runs.claim(workdir, experiment)  # only now: nothing that was wrong with the input leaves files behind
@@ -73,7 +80,7 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
             r["step"]: r["eval_loss"] for r in read(workdir / METRICS) if "eval_loss" in r and r["step"] <= start
         }
         if start == experiment.train.steps and start in measured:
-            return state
+            return
         say(f"attention kernel: {kernel} ({why})")
         if found:
             say(f"{workdir}: going on after step {start} of {experiment.train.steps}")
@@ -87,9 +94,8 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
         records = Records(workdir, start)
         stack.push(quietly(records.close))
         loop = Loop(experiment, workdir, prepared, loader, checkpoints, records, numbers, measured, say)
-        state = loop.run(state, start)
+        yield from loop.run(state, start)
         write_json(workdir / PROVENANCE, origin | {"end": runs.now()})
-    return state
 
 
 def quietly(close: Callable[[], None]) -> Callable[..., None]:
@@ -184,19 +190,19 @@ class Loop:
         earlier = read(workdir / "timing.jsonl")
         self.display = Progress(experiment, say, earlier[-1]["seconds"] if earlier else 0.0)
 
-    def run(self, state: State, start: int) -> State:
-        """Steps ``start`` to the last. The metrics of a step are read after the next one was dispatched."""
+    def run(self, state: State, start: int) -> Iterator[None]:
+        """Steps ``start`` to the last, a pause behind each. A step's metrics are read after the next's dispatch."""
         train, program, given = self.experiment.train, self.experiment.program, dials(self.experiment)
         step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
         pending: Pending | None = None
-        with self.loader.iterate(start) as batches, deferred() as asked, self.tracing() as trace:
+        with self.loader.iterate(start) as batches, deferred(self.workdir) as asked, self.tracing() as trace:
             if self.due(start) and start not in self.measured:
                 self.evaluate(state.params, start, asked)  # the run was stopped before it could be
             for done in range(start + 1, train.steps + 1):
                 trace(done, state)
                 batch = next(batches)
                 state, metrics = step(program, state, place(batch), given)
-                asked.unsaved = True
+                asked.unsaved.add(self.workdir)
                 if pending is not None:
                     self.record(pending)
                 pending = Pending(done, metrics, batch)
@@ -215,14 +221,14 @@ class Loop:
                 if last or best or done % train.checkpoint_every == 0 or (looks and asked.signal is not None):
                     with self.display.paused():
                         self.checkpoints.save(state, self.numbers, self.best)
-                    asked.unsaved = False
-                if asked.signal is not None and not asked.unsaved:
+                    asked.unsaved.discard(self.workdir)
+                if asked.signal is not None and self.workdir not in asked.unsaved:
                     break
+                yield
         self.checkpoints.wait()
         if asked.signal is not None:
             self.say(f"{self.workdir}: saved after step {done}; the same command goes on from there")
             raise Stop(asked.signal)
-        return state
 
     def due(self, step: int) -> bool:
         """Whether the model is measured after this step."""
