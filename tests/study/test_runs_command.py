@@ -96,14 +96,16 @@ def test_wrong_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert said in refused("runs", *words, *found)
 
 
-def test_all_of_a_run_is_shown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("evaluation", ["evaluation.json", "result.json"])
+def test_all_of_a_run_is_shown(tmp_path: Path, evaluation: str) -> None:
+    """Of one by itself, and of one of a study's."""
     folder = write_run(tmp_path / "a", model__depth=3, bits=(2.0, 2.5))
     starts = [
         {"start": "2026-11-28T10:00:00+00:00", "resumed_at_step": 0, "host": "there", "commit": COMMITS[1]},
         {"start": "2026-11-28T11:00:00+00:00", "resumed_at_step": 6, "host": "there", "commit": COMMITS[1]},
     ]
     change(folder / "provenance.json", earlier=starts, resumed_at_step=9)
-    (folder / "evaluation.json").write_text('{"bits_per_byte": 2.375, "loss": 1.5}')
+    (folder / evaluation).write_text('{"bits_per_byte": 2.375, "loss": 1.5}')
     for name in ("10", "5.orbax-checkpoint-tmp", "9"):
         (folder / "checkpoints" / name).mkdir()
     (folder / "checkpoints" / "10" / "digests.json").write_text("{}")

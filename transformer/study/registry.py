@@ -25,6 +25,7 @@ STEPS = "train.steps"
 # Of provenance.json, besides command, code and time:
 MACHINE = ("python", "versions", "devices", "host", "machine", "cores", "xla_flags")
 DATA = ("content_hash", "tokenizer_hash")
+EVALUATIONS = ("evaluation.json", "result.json")  # of a run by itself, and of a study's
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class RunFiles:
     origin: dict[str, Any]  # provenance.json
     records: list[Record]  # metrics.jsonl
     timing: list[Record]
-    evaluation: dict[str, Any]  # evaluation.json: the whole validation split, after training
+    evaluation: dict[str, Any]  # on the whole validation split, after training
     saved: list[int]  # steps of finished checkpoints
     training: bool  # now, by a process of this machine
     damage: list[str]
@@ -141,7 +142,7 @@ def read_run(directory: Path) -> RunFiles:
         origin=attempt(read_provenance, directory, otherwise={}),
         records=attempt(read, directory / METRICS, otherwise=[]),
         timing=attempt(read, directory / "timing.jsonl", otherwise=[]),
-        evaluation=attempt(_evaluation, directory / "evaluation.json", otherwise={}),
+        evaluation=attempt(_evaluation, directory, otherwise={}),
         saved=attempt(saved_steps, directory / CHECKPOINTS, otherwise=[]),
         training=attempt(in_use, directory, otherwise=False),
         damage=damage,
@@ -164,8 +165,9 @@ def _settings(directory: Path) -> dict[str, Any]:
     return found
 
 
-def _evaluation(file: Path) -> dict[str, Any]:
-    return read_object(file) if file.exists() else {}
+def _evaluation(directory: Path) -> dict[str, Any]:
+    files = [directory / name for name in EVALUATIONS]
+    return next((read_object(file) for file in files if file.exists()), {})
 
 
 def _check_whole(run: RunFiles) -> None:
