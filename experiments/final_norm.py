@@ -3,7 +3,7 @@
     python -m transformer study --config=experiments/final_norm.py --workdir=runs/final_norm
 
 Expected: docs/results/final_norm.md has the verdict.
-Costs: 6 runs for the learning rates and 10 for the verdict, about half an hour on two CPU cores.
+Costs: 8 runs for the learning rates and 10 for the verdict, about half an hour on two CPU cores.
 """
 
 from transformer.config import Experiment
@@ -27,6 +27,6 @@ def get_study() -> Study:
             ),
         ),
         arms={"no final norm": {"model.final_norm": False}},
-        learning_rates=(2.5e-3, 5e-3, 1e-2),
+        learning_rates=(5e-3, 1e-2, 2e-2, 4e-2),
         budget_hours=3,
     )
