@@ -55,6 +55,12 @@ class Args:
             raise UserError("--config=FILE.py is missing, for example --config=experiments/shakespeare.py")
         return load(self.flags.config, self.changes)
 
+    def workdir(self, what: str, example: str) -> Path:
+        """The directory of --workdir, where ``what`` is kept."""
+        if not self.flags.workdir:
+            raise UserError(f"--workdir=DIR is missing: where {what} kept, for example --workdir={example}")
+        return local_path("--workdir", self.flags.workdir)
+
     def run_directory(self) -> Path:
         if not self.flags.run:
             raise UserError("--run=DIR is missing: the directory of a trained run, for example --run=runs/demo")

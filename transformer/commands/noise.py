@@ -4,7 +4,7 @@ from typing import Any
 
 from absl import flags
 
-from transformer.cli import Args, Command, define_config, local_path, say
+from transformer.cli import Args, Command, define_config, say
 from transformer.commands.study import seeds
 from transformer.errors import UserError
 
@@ -23,8 +23,7 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     f = args.flags
     if not f.config:
         raise UserError("--config=FILE.py is missing, for example --config=experiments/tiny.py")
-    if not f.workdir:
-        raise UserError("--workdir=DIR is missing: where the runs are kept, for example --workdir=runs/noise")
+    workdir = args.workdir("the runs are", "runs/noise")
     if f.effect is not None and f.effect <= 0:
         raise UserError(f"--effect: {f.effect} is not above 0")
     if f.arms < 1:
@@ -36,7 +35,7 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     from transformer.study.runner import Runner
     from transformer.study.study import UNITS
 
-    found = Runner(study, local_path("--workdir", f.workdir), args.cache, args.argv, say).run()
+    found = Runner(study, workdir, args.cache, args.argv, say).run()
     values = {int(seed): row and row.get(study.metric) for seed, row in found["arms"][0]["seeds"].items()}
     floor = noise(values)
     unit = UNITS[study.metric]

@@ -4,7 +4,7 @@ from typing import Any
 
 from absl import flags
 
-from transformer.cli import Args, Command, define_config, local_path, say
+from transformer.cli import Args, Command, define_config, say
 from transformer.errors import UserError
 
 
@@ -33,15 +33,13 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     f = args.flags
     if not f.config:
         raise UserError("--config=FILE.py is missing, for example --config=experiments/depth.py")
-    if not f.workdir:
-        raise UserError("--workdir=DIR is missing: where the study is kept, for example --workdir=runs/depth")
+    workdir = args.workdir("the study is", "runs/depth")
     from transformer.study.study import load
 
     study = load(f.config, args.changes, **seeds(f.seeds), **({"equal": f.equal} if f.equal else {}))
     from transformer.study.report import REPORT
     from transformer.study.runner import Runner, text
 
-    workdir = local_path("--workdir", f.workdir)
     results = Runner(study, workdir, args.cache, args.argv, say).run()
     return results, f"{text(results)}\n\nthe report: open {workdir / REPORT}"
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from absl import flags
 
-from transformer.cli import Args, Command, define_config, local_path, say
-from transformer.errors import UserError
+from transformer.cli import Args, Command, define_config, say
 
 
 def define(values: flags.FlagValues) -> None:
@@ -16,11 +15,9 @@ def define(values: flags.FlagValues) -> None:
 
 def run(args: Args) -> tuple[dict[str, Any], str]:
     experiment = args.experiment()
-    if not args.flags.workdir:
-        raise UserError("--workdir=DIR is missing: where the run is kept, for example --workdir=runs/first")
+    workdir = args.workdir("the run is", "runs/first")
     from transformer.training.loop import train
 
-    workdir = local_path("--workdir", args.flags.workdir)
     train(experiment, workdir, args.cache, args.argv, say)
     return finish(workdir, args.cache)
 

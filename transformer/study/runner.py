@@ -157,17 +157,15 @@ class Runner:
     def tune(self, arm: Arm) -> dict[str, Any]:
         """The learning rate that is best for an arm with the tuning seed, and what was found at each."""
         seed, found = self.study.tuning_seed, dict[float, float | None]()
-        runs_of, missing = {}, []
+        runs_of = []
         for rate in self.study.learning_rates:
             experiment, parent = arm.seeded(seed, rate), self.workdir / "tuning" / arm.folder / f"lr_{rate:g}"
             directory = self.place(experiment, parent / f"seed_{seed}")
-            runs_of[rate] = experiment, directory
-            if not self.known(experiment, directory):
-                missing.append((experiment, directory))
+            runs_of.append((rate, experiment, directory, self.known(experiment, directory)))
+        missing = [(experiment, directory) for _, experiment, directory, known in runs_of if not known]
         for start in range(0, len(missing), self.lanes):
             self.train(missing[start : start + self.lanes])
-        for rate, (experiment, directory) in runs_of.items():
-            known = self.known(experiment, directory)
+        for rate, experiment, directory, known in runs_of:
             result = known or self.one(experiment, directory)
             found[rate] = result.get(self.study.metric) if result else None
             if not known:
