@@ -53,7 +53,12 @@ class Stub(Runner):
 
 @pytest.fixture(autouse=True)
 def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "train", lambda experiment, directory, *_: directory.mkdir(parents=True, exist_ok=True))
+    def train_together(experiments: Any, places: list[Path], *_: Any) -> list[None]:
+        for place in places:
+            place.mkdir(parents=True, exist_ok=True)
+        return [None] * len(places)
+
+    monkeypatch.setattr(runner, "train_together", train_together)
     monkeypatch.setattr(runner, "write_report", lambda directory: (directory / REPORT).touch())
 
 
