@@ -281,6 +281,24 @@ def test_in_a_deferred_part_the_first_signal_is_noted_and_the_second_stops() -> 
     assert stop.value.status == 143
 
 
+def test_signals_that_were_handled_end_nothing_later() -> None:
+    """Several within a moment, each seen by the handler: the thread that watches must not see one left over."""
+    script = """if True:
+        import os, signal, time
+        from transformer import stopping
+        stopping.GRACE = 0.5
+        stopping.install()
+        for _ in range(4):
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except stopping.Stop:
+                print("seen")
+        time.sleep(4 * stopping.GRACE)
+    """
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "seen\n" * 4, "")
+
+
 @pytest.mark.parametrize("argv", [["--help"], ["cost", "--help"], ["cost", TINY, "--json"]], ids=" ".join)
 def test_a_reader_that_leaves_is_met_with_silence(argv: list[str]) -> None:
     """``python -m transformer ... | head`` prints no traceback, buffered or not."""

@@ -7,6 +7,7 @@ sees to it that the process does.
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -82,15 +83,22 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 def _watch(pipe: int) -> None:
     noted: Asked | None = None  # who was left to see a first signal
+    last: tuple[int, float] | None = None  # the last signal that the handler must have met by GRACE later, and when
     while True:
-        for number in os.read(pipe, 64):
-            if number not in SIGNALS or signal.getsignal(number) is not _handle:
-                continue
-            came, asked = time.monotonic(), _asked
-            if asked is not None and asked.unsaved and asked is not noted:
-                noted = asked
-                continue
-            time.sleep(GRACE)
+        # Never asleep while signals come: one that is read late would look as if nothing had handled it since.
+        if not select.select([pipe], [], [], GRACE if last else None)[0]:
+            assert last is not None
+            number, came = last
             if _handled < came - GRACE / 2:  # the handler may have been faster than this thread
                 print(f"stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
                 os._exit(128 + number)
+            last = None
+            continue
+        for number in os.read(pipe, 64):
+            if number not in SIGNALS or signal.getsignal(number) is not _handle:
+                continue
+            asked = _asked
+            if asked is not None and asked.unsaved and asked is not noted:
+                noted = asked
+            else:
+                last = number, time.monotonic()

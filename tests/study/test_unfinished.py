@@ -142,6 +142,18 @@ def test_no_result_at_all_is_an_error_and_no_page(tmp_path: Path) -> None:
     assert done(tmp_path / "study") == [] and not (tmp_path / "study" / REPORT).exists()
 
 
+def test_no_learning_rate_is_chosen_while_a_tuning_run_is_to_be_tried_again(tmp_path: Path) -> None:
+    rates = {"learning_rates": (0.1, 0.2, 0.3), "tuning_seed": 9}
+    study = Stub(tmp_path / "study", **rates)
+    study.ends = {("lr_0.2", 9): OSError("full")}
+    with pytest.raises(Failed, match=r"lr_0.2/seed_9: OSError: full; the same command"):
+        study.run()
+    assert study.trained == [("lr_0.1", 9), ("lr_0.2", 9), ("lr_0.3", 9)]
+    again = Stub(tmp_path / "study", **rates)
+    again.run()
+    assert again.trained[0] == ("lr_0.2", 9) and again.trained[1:4] == [(f"lr_0.{n}", 9) for n in (1, 2, 3)]
+
+
 def test_a_changed_text_is_refused(tmp_path: Path, whole: Path) -> None:
     study = Stub(whole)
     study.text = "another"

@@ -45,7 +45,7 @@ LOG = "study.log"
 
 
 class Failed(Exception):
-    """Some runs of a study ended with an error that another try may not meet; all others are done."""
+    """Some runs of a study ended with an error that another try may not meet; all that does not need them is done."""
 
 
 @dataclasses.dataclass
@@ -103,9 +103,13 @@ class Runner:
                 self.say(f"{len(missing)} runs, {self.lanes} at once: {rate:,.0f} an hour")
             if any(found.values()):
                 write_report(self.workdir)
+        self.raise_failed()
+        return results
+
+    def raise_failed(self) -> None:
+        """Failed, naming each run that ended with an error so far."""
         if self.errors:
             raise Failed(f"{self.workdir}: {'; '.join(self.errors)}; the same command tries these again")
-        return results
 
     def claim(self, planned: Sequence[Arm]) -> list[Arm]:
         """Write study.json; the arms that fit into the budget. UserError where the directory holds something else."""
@@ -167,9 +171,12 @@ class Runner:
             self.train(missing[start : start + self.lanes])
         for rate, experiment, directory, known in runs_of:
             result = known or self.one(experiment, directory)
-            found[rate] = result.get(self.study.metric) if result else None
+            if result is None:
+                continue
+            found[rate] = result.get(self.study.metric)
             if not known:
                 self.say(f"tuning {arm.name}: learning rate {rate:g} gives {shown(found[rate])}")
+        self.raise_failed()  # a choice among the others would be another choice than the next try's
         finite = {rate: value for rate, value in found.items() if value is not None}
         if not finite:
             raise UserError(f"study.learning_rates: {arm.name!r} fails at each of them")
