@@ -23,6 +23,7 @@ from transformer.model.config import Model
 from transformer.model.layers import Weight, by_declaration, declared_leaves
 from transformer.model.masks import causal
 from transformer.model.transformer import Transformer
+from transformer.parallel.context import arrange
 from transformer.parallel.mesh import Mesh, make_mesh
 from transformer.parallel.rules import spec
 from transformer.training.config import Train
@@ -123,7 +124,7 @@ def place(e: Experiment, tree: State) -> State:
 
 
 def place_batch(rows: Batch) -> Batch:
-    return jax.device_put(rows, NamedSharding(jax.sharding.get_mesh(), spec("batch", "time")))
+    return jax.device_put(jax.tree.map(arrange, rows), NamedSharding(jax.sharding.get_mesh(), spec("batch", "time")))
 
 
 def far(found: Any, wanted: Any) -> float:

@@ -14,7 +14,7 @@ from transformer.data.tokenizer import Bpe, Bytes, Unigram
 from transformer.errors import UserError, did_you_mean
 from transformer.model import config as model_config
 from transformer.model.config import Model
-from transformer.parallel import mesh, rules
+from transformer.parallel import context, mesh, rules
 from transformer.parallel.mesh import Mesh
 from transformer.settings import check_types, digest, leaves, override, settings
 from transformer.training import config as train_config
@@ -96,6 +96,7 @@ def check(experiment: Experiment, given: Collection[str] = ()) -> None:
     rows = e.train.batch // e.train.accumulate
     of = f" / train.accumulate={e.train.accumulate}" if e.train.accumulate > 1 else ""
     rules.check_divides(f"config.train.batch={e.train.batch}{of}", (rows,), ("batch",), by_axis)
+    context.check(e.model.context, e.mesh.context)
     if any(size > 1 for size in by_axis.values()):
         from transformer.model.layers import declared_leaves  # JAX is only needed from here on
         from transformer.training.state import declarations

@@ -14,13 +14,23 @@ import pytest
 
 from tests import small
 from tests.model.variants import ATTENTION
+from transformer.model.attention import Attention
+from transformer.model.grouped import Grouped
 from transformer.model.mlp import Swiglu
+from transformer.model.positions import Sinusoidal
 from transformer.parallel.mesh import Mesh
 from transformer.training.optimizer import Muon
 from transformer.training.state import init_params, init_state
 from transformer.training.step import sum_gradients, train_step
 
-MESHES = {"data 8": Mesh(data=8), "2 x 2 x 2": Mesh(data=2, fsdp=2, tensor=2), "fsdp 8": Mesh(fsdp=8)}
+MESHES = {
+    "data 8": Mesh(data=8),
+    "2 x 2 x 2": Mesh(data=2, fsdp=2, tensor=2),
+    "fsdp 8": Mesh(fsdp=8),
+    "context 4": Mesh(context=4),
+    "slices": Mesh(slice=2, fsdp=2, context=2),
+    "context, tensor": Mesh(data=2, context=2, tensor=2),
+}
 STEPS = 10
 EXPERIMENTS = {
     # A clip far below the norm, so that it decides the update. Rotary, because without it a key's bias adds the
@@ -29,6 +39,15 @@ EXPERIMENTS = {
         depth=1, attention=ATTENTION[-1][0], positions=ATTENTION[-1][1], bias=True, train={"clip": 1e-3}
     ),
     "muon": small.experiment(mlp=Swiglu(width=24), stack="scan", tie_embeddings=True, train={"optimizer": Muon()}),
+    "blockwise, dropout, parts": small.experiment(
+        depth=3,
+        attention=Attention(projection=Grouped(kv_heads=2), kernel="blockwise"),
+        positions=Sinusoidal(),
+        dropout=0.2,
+        stack="scan",
+        remat="full",
+        train={"batch": 16, "accumulate": 2, "optimizer": Muon()},
+    ),
     "accumulated, bfloat16": small.experiment(depth=1, dtype="bfloat16", train={"batch": 16, "accumulate": 2}),
 }
 
@@ -84,6 +103,10 @@ def course(name: str, mesh: Mesh, steps: int = STEPS) -> Course:
         ("adamw", "2 x 2 x 2"),
         ("muon", "data 8"),
         ("muon", "2 x 2 x 2"),
+        ("adamw", "context 4"),
+        ("muon", "slices"),
+        ("blockwise, dropout, parts", "context, tensor"),
+        ("blockwise, dropout, parts", "slices"),
         pytest.param("adamw", "fsdp 8", marks=pytest.mark.exhaustive),
         pytest.param("muon", "fsdp 8", marks=pytest.mark.exhaustive),
     ],

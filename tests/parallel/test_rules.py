@@ -58,7 +58,7 @@ def test_a_mesh_is_explicit_and_uses_as_many_devices_as_asked_for():
 @pytest.mark.parametrize(
     ("mesh", "message"),
     [
-        (Mesh(data=4, tensor=4), "data=4 x fsdp=1 x tensor=4 needs 16 devices, found 8 .cpu."),
+        (Mesh(data=4, tensor=4), "config.mesh: data=4 x tensor=4 needs 16 devices, found 8 .cpu."),
         (Mesh(fsdp=0), "config.mesh.fsdp: 0 is not a number of devices"),
         (Mesh(data=-1, tensor=-1), "config.mesh.data: -1"),
     ],
@@ -91,7 +91,7 @@ def test_without_a_mesh_nothing_is_laid_out():
 
 def test_layouts_by_name():
     with small.on(Mesh(data=2, fsdp=2, tensor=2)):
-        assert spec("batch", None, "vocab") == PartitionSpec(("data", "fsdp"), None, "tensor")
+        assert spec("batch", None, "vocab") == PartitionSpec(("slice", "data", "fsdp"), None, "tensor")
         assert spec("width", "time") == PartitionSpec("fsdp", None)
         laid = jax.jit(lambda x: put(x, "batch", "heads"))(np.zeros((8, 4)))
         assert laid.sharding.shard_shape(laid.shape) == (2, 2)

@@ -22,6 +22,7 @@ from transformer.data.documents import Documents, Encoded
 from transformer.errors import UserError
 from transformer.model.masks import causal
 from transformer.model.transformer import Transformer
+from transformer.parallel.context import arrange
 from transformer.parallel.rules import put
 from transformer.training.loss import cross_entropy
 
@@ -139,9 +140,11 @@ def score_rows(
     model: Transformer, params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Of each row: summed nats and summed hits of the targets with weight, float32 [B] each."""
-    tokens_BT, targets_BT, weights_BT = (put(x, "batch", "time") for x in (tokens_BT, targets_BT, weights_BT))
     B, T = tokens_BT.shape
-    index_BT = put(jnp.tile(jnp.arange(T, dtype=jnp.int32), (B, 1)), "batch", "time")
+    index_BT = jnp.tile(jnp.arange(T, dtype=jnp.int32), (B, 1))
+    tokens_BT, targets_BT, weights_BT, index_BT = (
+        put(arrange(x), "batch", "time") for x in (tokens_BT, targets_BT, weights_BT, index_BT)
+    )
     logits_BTV, _ = model.apply({"params": params}, tokens_BT, index_BT, causal(T))
     losses_BT, _, correct_BT = cross_entropy(logits_BTV, targets_BT)
     counted_BT = weights_BT > 0

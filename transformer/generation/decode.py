@@ -17,6 +17,7 @@ from transformer.errors import UserError
 from transformer.generation.sampling import Sampling, choose
 from transformer.model.masks import Mask, causal
 from transformer.model.transformer import Transformer, empty_cache, unstack
+from transformer.parallel.context import devices
 from transformer.parallel.rules import put, spec
 from transformer.training.state import key
 
@@ -73,6 +74,8 @@ def continue_prompts(
     fit the context (text is never cut off to make it fit).
     """
     check_fits(generator.experiment, prompts, new, generator.end_ids)
+    if devices() > 1:
+        raise UserError("config.mesh.context: text is generated one position after the other, set it to 1 for that")
     longest = max(map(len, prompts))
     context = generator.experiment.model.context
     rows = _round_up(len(prompts), 1)

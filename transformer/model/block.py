@@ -15,6 +15,7 @@ from transformer.model.cache import View
 from transformer.model.masks import Mask
 from transformer.model.mlp import Mlp
 from transformer.model.norms import Norm
+from transformer.parallel.context import arrange
 from transformer.parallel.rules import put
 
 if TYPE_CHECKING:
@@ -48,5 +49,5 @@ def dropout(module: nn.Module, x_BTD: jax.Array, rate: float, train: bool) -> ja
     if not train or rate == 0.0:
         return x_BTD
     keep_BTD = jax.random.bernoulli(module.make_rng("dropout"), 1 - rate, x_BTD.shape)
-    keep_BTD = put(keep_BTD, "batch", "time", "stream")
+    keep_BTD = put(arrange(keep_BTD), "batch", "time", "stream")
     return jax.numpy.where(keep_BTD, x_BTD / (1 - rate), 0).astype(x_BTD.dtype)

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from transformer.model.masks import BIG, Mask
 
+KEPT = "attention"  # by this name a rematerialisation policy can keep what the backward pass cannot do without
 WRITTEN_OUT = 1024  # the longest context whose loop is written out: beyond, compiling would take too long
 BLOCK = 512  # positions of a block in longer contexts
 
@@ -230,7 +232,7 @@ def _attend(q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -
 
 def _forward(q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -> tuple[jax.Array, Any]:
     run = _short_forward if _is_short(q_MGTH, k_MSH) else _long_forward
-    mixed_MGTH, total_MGT1 = run(q_MGTH, k_MSH, v_MSH, mask)
+    mixed_MGTH, total_MGT1 = checkpoint_name(run(q_MGTH, k_MSH, v_MSH, mask), KEPT)
     return mixed_MGTH, (q_MGTH, k_MSH, v_MSH, mask, mixed_MGTH, total_MGT1)
 
 

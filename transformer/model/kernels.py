@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from transformer.errors import UserError
 from transformer.model import fused
-from transformer.model.blockwise import blockwise
+from transformer.model.blockwise import KEPT, blockwise
 from transformer.model.masks import BIG, Mask
+from transformer.parallel import context
 from transformer.parallel.rules import put, spec
 
 Name = Literal["auto", "plain", "blockwise", "cudnn", "splash"]
@@ -129,17 +130,28 @@ def attend(name: str, q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, 
     )
     chosen, _ = choose(name, call)
     run = one_query if call.queries == 1 else KERNELS[chosen].run
-    query, key = ("batch", "time", "kv_heads", None, "head_width"), ("batch", None, "kv_heads", "head_width")
-    queries, keys = spec(*query), spec(*key)
-    if queries is None or chosen == "plain":  # plain is einsums alone, which the mesh understands
+    if jax.sharding.get_abstract_mesh().empty:
         return run(q_BTKGH, k_BSKH, v_BSKH, mask)
+
+    def names(x_BT: jax.Array, positions: str | None) -> tuple[str | None, str | None]:
+        return "batch" if x_BT.shape[0] == q_BTKGH.shape[0] else None, positions
+
+    # Who is seen is known everywhere: indices and segments of keys are gathered over the context axis.
+    masks = mask.each(lambda x_BT: spec(*names(x_BT, "time")), lambda x_BS: spec(*names(x_BS, None)))
+    mask = mask.each(lambda x_BT: put(x_BT, *names(x_BT, "time")), lambda x_BS: put(x_BS, *names(x_BS, None)))
+    if chosen == "plain":  # einsums alone, which the mesh understands
+        k_BSKH, v_BSKH = (put(x_BSKH, "batch", None, "kv_heads", "head_width") for x_BSKH in (k_BSKH, v_BSKH))
+        return run(q_BTKGH, k_BSKH, v_BSKH, mask)
+
+    def gathered(q_BTKGH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, mask: Mask) -> jax.Array:
+        k_BSKH, v_BSKH = (jax.lax.all_gather(x, context.AXIS, axis=1, tiled=True) for x in (k_BTKH, v_BTKH))
+        return KERNELS[chosen].run(q_BTKGH, k_BSKH, v_BSKH, mask)
+
+    if context.devices() > 1:  # the backward pass gathers anew, so that no device keeps whole rows of every block
+        run = jax.checkpoint(gathered, policy=jax.checkpoint_policies.save_only_these_names(KEPT))
+    query, key = ("batch", "time", "kv_heads", None, "head_width"), ("batch", "time", "kv_heads", "head_width")
+    queries, keys = spec(*query), spec(*key)
     q_BTKGH, k_BSKH, v_BSKH = put(q_BTKGH, *query), put(k_BSKH, *key), put(v_BSKH, *key)
-
-    def axis(x_BT: jax.Array) -> str | None:
-        return "batch" if x_BT.shape[0] == q_BTKGH.shape[0] else None
-
-    mask = jax.tree.map(lambda x_BT: put(x_BT, axis(x_BT), None), mask)
-    masks = jax.tree.map(lambda x_BT: spec(axis(x_BT), None), mask)
     # Every input that has a gradient is cut over every axis that the kernel's result is, so none needs a sum.
     return jax.shard_map(run, in_specs=(queries, keys, keys, masks), out_specs=queries, check_vma=False)(
         q_BTKGH, k_BSKH, v_BSKH, mask

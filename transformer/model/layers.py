@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.parallel.rules import matrix, spec
+from transformer.parallel import context
+from transformer.parallel.rules import merge, spec
 
 Role = Literal["embedding", "position", "matrix", "residual", "unembedding", "bias", "scale"]
 
@@ -81,7 +82,7 @@ class Einsum(nn.Module):
         inputs = sum(letter not in result for letter in letters)
         assert operands == f"{result[:2]}{letters[:inputs]},{letters}" and result[2:] == letters[inputs:], equation
         w = weight(self, "w", self.shape, self.axes, role=self.role, std=self.std, inputs=inputs)
-        y = product(x, matrix(w, inputs), self.shape[inputs:], self.out)
+        y = product(x, merge(w, inputs), self.shape[inputs:], self.out)
         if self.bias:
             outputs = self.shape[inputs:]
             b = weight(self, "b", outputs, self.out[-len(outputs) :], role="bias", std=0.0)  # lies as the result does
@@ -95,12 +96,18 @@ def product(
     """``x`` [B, T, ...] times a matrix, [B, T, *outputs], laid out by the names ``out``; in ``x``'s dtype or ``dtype``.
 
     As a product of two matrices, B T rows by I inputs and I by O outputs: with separate dimensions XLA
-    writes transposed copies for the weight's gradient (docs/log.md has what that costs).
+    writes transposed copies for the weight's gradient (docs/log.md has what that costs). Rows that are cut over
+    their positions too cannot be merged without moving them.
     """
     B, T = x.shape[:2]
-    x_RI, w_IO = matrix(x, 2), w_IO.astype(x.dtype)
-    y_RO = jnp.einsum("RI,IO->RO", x_RI, w_IO, preferred_element_type=dtype, out_sharding=spec(out[:2], out[2:]))
-    return jax.lax.reshape(y_RO, (B, T, *outputs), out_sharding=spec(*out))
+    w_IO = w_IO.astype(x.dtype)
+    if context.devices() > 1:
+        layout = spec(out[0], out[1], out[2:])
+        y = jnp.einsum("BTI,IO->BTO", merge(x, 1, 1), w_IO, preferred_element_type=dtype, out_sharding=layout)
+    else:
+        layout = spec(out[:2], out[2:])
+        y = jnp.einsum("RI,IO->RO", merge(x, 2), w_IO, preferred_element_type=dtype, out_sharding=layout)
+    return jax.lax.reshape(y, (B, T, *outputs), out_sharding=spec(*out))
 
 
 def declared_leaves(declared: Any) -> dict[str, Weight]:

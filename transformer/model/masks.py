@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from transformer.parallel import context
+
 BIG = 1e30  # finite, so that a row without any visible key cannot make a NaN
 FAR = 1 << 30  # the index of a key that no query sees
 
@@ -46,14 +48,19 @@ class Mask:
             seen = seen & (query == key) & (query > 0)
         return seen
 
-    def slice(self, queries: Callable[[jax.Array], jax.Array], keys: Callable[[jax.Array], jax.Array]) -> Mask:
-        """The mask of a part of the queries and of the keys, each taken from [B or 1, T or S] by a function."""
+    def each(self, queries: Callable[[jax.Array], Any], keys: Callable[[jax.Array], Any]) -> Mask:
+        """A function of what is known of the queries, and one of what is known of the keys, [B or 1, T or S] each."""
         return Mask(
             queries(self.query_index_BT),
             keys(self.key_index_BS),
             None if self.query_segment_BT is None else queries(self.query_segment_BT),
             None if self.key_segment_BS is None else keys(self.key_segment_BS),
+            self.ordered,
         )
+
+    def slice(self, queries: Callable[[jax.Array], jax.Array], keys: Callable[[jax.Array], jax.Array]) -> Mask:
+        """The mask of a part of the queries and of the keys, each taken by a function."""
+        return dataclasses.replace(self.each(queries, keys), ordered=False)
 
     def pad(self, queries: int, keys: int) -> Mask:
         """The mask with that many more queries and keys, which nobody sees."""
@@ -88,6 +95,6 @@ class Mask:
 
 
 def causal(length: int, segments_BT: jax.Array | None = None) -> Mask:
-    """The mask of whole rows of ``length`` positions."""
-    index = jnp.arange(length, dtype=jnp.int32)[None]
-    return Mask(index, index, segments_BT, segments_BT, ordered=True)
+    """The mask of whole rows of ``length`` positions, laid out for the mesh that is set."""
+    index = jnp.asarray(context.order(length))[None]
+    return Mask(index, index, segments_BT, segments_BT, ordered=context.devices() == 1)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from jax.sharding import AxisType
 
 from transformer.errors import UserError
@@ -14,8 +15,10 @@ from transformer.settings import hints, settings
 class Mesh:
     """How many devices along each mesh axis; their product is the number of devices used."""
 
+    slice: int = 1  # as data, over groups of devices with a slow network between them
     data: int = 1  # copies of the weights, each with its own rows
     fsdp: int = 1  # rows as well, with the weights cut over this axis and gathered when used
+    context: int = 1  # positions of a row, with keys and values gathered
     tensor: int = 1  # heads, MLP width and vocabulary cut over this axis
 
 
@@ -36,13 +39,29 @@ def make_mesh(config: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.
     by_axis = sizes(config)
     wanted, found = math.prod(by_axis.values()), devices or jax.devices()
     if wanted > len(found):
-        axes = " x ".join(f"{name}={size}" for name, size in by_axis.items())
+        axes = " x ".join(f"{name}={size}" for name, size in by_axis.items() if size > 1)
         raise UserError(
             f"config.mesh: {axes} needs {wanted} devices, found {len(found)} ({found[0].platform}); make one smaller"
         )
-    return jax.make_mesh(
-        tuple(by_axis.values()),
-        tuple(by_axis),
-        axis_types=(AxisType.Explicit,) * len(by_axis),
-        devices=list(found[:wanted]),
-    )
+    types = (AxisType.Explicit,) * len(by_axis)
+    if config.slice > 1 and hasattr(found[0], "slice_index"):
+        return jax.sharding.Mesh(by_slice(by_axis, found), tuple(by_axis), axis_types=types)
+    return jax.make_mesh(tuple(by_axis.values()), tuple(by_axis), axis_types=types, devices=list(found[:wanted]))
+
+
+def by_slice(by_axis: dict[str, int], devices: Sequence[jax.Device]) -> np.ndarray:
+    """Devices of a machine of several slices, in the mesh's shape: only the slice axis crosses from one to another."""
+    groups = dict[int, list[jax.Device]]()
+    for device in devices:
+        groups.setdefault(device.slice_index, []).append(device)
+    inner = [size for name, size in by_axis.items() if name != "slice"]
+    if len(groups) != by_axis["slice"] or any(len(group) != math.prod(inner) for group in groups.values()):
+        found = ", ".join(str(len(group)) for group in groups.values())
+        raise UserError(
+            f"config.mesh.slice: {by_axis['slice']} slices of {math.prod(inner)} devices were asked for, "
+            f"there are {len(groups)} of {found}"
+        )
+    # JAX lays a slice's devices along its own network.
+    names = [name for name in by_axis if name != "slice"]
+    laid = [jax.make_mesh(tuple(inner), tuple(names), devices=group).devices for _, group in sorted(groups.items())]
+    return np.stack(laid)

@@ -6,15 +6,17 @@ is an error while tracing, also on one device, where the mesh is a mesh of ones.
 """
 
 import math
+from collections.abc import Mapping
 
 import jax
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from transformer.errors import UserError
 
 RULES: dict[str, tuple[str, ...]] = {
-    "batch": ("data", "fsdp"),  # rows of a batch
-    "time": (),  # positions of a row
+    "batch": ("slice", "data", "fsdp"),  # rows of a batch
+    "time": ("context",),  # positions of a row, in the order of parallel.context
     "stream": (),  # the residual stream's width in activations
     "width": ("fsdp",),  # the residual stream's width in weights
     "vocab": ("tensor",),
@@ -61,23 +63,24 @@ def put(x: jax.Array, *names: Name) -> jax.Array:
     return x if layout is None else jax.reshard(x, layout)
 
 
-def matrix(x: jax.Array, rows: int) -> jax.Array:
-    """``x`` with its first ``rows`` dimensions merged into one and the others into another, cut as it was."""
-    shape = (math.prod(x.shape[:rows]), math.prod(x.shape[rows:]))
+def merge(x: jax.Array, *counts: int) -> jax.Array:
+    """``x`` with its first dimensions merged into one, the next into another, ..., and what is left into the last; cut
+    as it was."""
+    ends = np.cumsum([0, *counts])
+    groups = [slice(a, b) for a, b in zip(ends, [*ends[1:], x.ndim], strict=True)]
+    shape = tuple(math.prod(x.shape[group]) for group in groups)
     if jax.sharding.get_abstract_mesh().empty:
         return x.reshape(shape)
     axes = [part if isinstance(part, tuple) else (part,) if part else () for part in jax.typeof(x).sharding.spec]
     axes += [()] * (x.ndim - len(axes))
-    merged = (sum(group, ()) or None for group in (axes[:rows], axes[rows:]))
+    merged = (sum(axes[group], ()) or None for group in groups)
     return jax.lax.reshape(x, shape, out_sharding=PartitionSpec(*merged))
 
 
-def shards(name: str, mesh_sizes: dict[str, int]) -> int:
-    """Into how many parts a dimension of this logical name is cut."""
-    count = 1
-    for axis in mesh_axes(name):
-        count *= mesh_sizes[axis]
-    return count
+def shards(name: str, mesh_sizes: Mapping[str, int] | None = None) -> int:
+    """Into how many parts a dimension of this logical name is cut, on a mesh of these sizes (None: that is set)."""
+    sizes = jax.sharding.get_abstract_mesh().shape if mesh_sizes is None else mesh_sizes
+    return math.prod(dict(sizes).get(axis, 1) for axis in mesh_axes(name))
 
 
 def check_divides(what: str, shape: tuple[int, ...], axes: tuple[str, ...], mesh_sizes: dict[str, int]) -> None:

@@ -21,6 +21,7 @@ from transformer.errors import UserError
 from transformer.files import CHECKPOINTS, PROVENANCE, alone
 from transformer.jsons import finite, write_json
 from transformer.model.kernels import choose_for_training
+from transformer.parallel.context import arrange
 from transformer.parallel.mesh import make_mesh
 from transformer.parallel.rules import spec
 from transformer.settings import differing, leaves
@@ -149,9 +150,9 @@ def first_state(experiment: Experiment, tokenizer: Tokenizer) -> State:
 
 
 def place(batch: Batch) -> Batch:
-    """A batch of this machine's memory onto the devices of the mesh that is set, rows over its batch axes."""
+    """A batch of this machine's memory onto the devices of the mesh that is set, rows and positions over its axes."""
     layout = NamedSharding(jax.sharding.get_mesh(), spec("batch", "time") or PartitionSpec())
-    return jax.device_put(batch, layout)
+    return jax.device_put(jax.tree.map(arrange, batch), layout)
 
 
 class Undone(Exception):

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from transformer.model.transformer import logits
+from transformer.parallel import context
+from transformer.parallel.rules import shards, spec
 
 NUMBERS = 1 << 25  # of logits that are there at once in training: 128 MiB
 
@@ -48,13 +50,13 @@ def _sums(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any, we
 
 
 def _parts(B: int, T: int, V: int) -> int:
-    """Into how many equal parts the positions are divided: the fewest whose logits are at most NUMBERS."""
+    """Into how many equal parts a device's positions are divided: the fewest whose logits are at most NUMBERS."""
     return next(n for n in range(1, T + 1) if T % n == 0 and (n == T or B * T // n * V <= NUMBERS))
 
 
 def _forward(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any, weights_BT: Any) -> Any:
     B, T, _ = x_BTD.shape
-    count = _parts(B, T, unembedding_VD.shape[0])
+    count = _parts(B // shards("batch"), T // shards("time"), unembedding_VD.shape[0] // shards("vocab"))
 
     def part(x_BtD: Any, targets_Bt: Any, weights_Bt: Any) -> Any:
         def objective(x_BtD: Any, unembedding_VD: Any) -> Any:
@@ -68,8 +70,21 @@ def _forward(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any,
         (sums, slope_VD), slope_BTD = part(x_BTD, targets_BT, weights_BT)
         return sums, (slope_BTD, slope_VD)
 
+    n = context.devices()  # each holds positions of a row, and gives some of its own to every part
+    more = (None,) * (x_BTD.ndim - 2)
+
+    def reshape(x: Any, shape: tuple[int, ...], *names: Any) -> Any:
+        return jax.lax.reshape(x, shape, out_sharding=spec(*names, *more[: len(shape) - len(names)]))
+
     def split(x: Any) -> Any:
-        return jnp.moveaxis(x.reshape(B, count, T // count, *x.shape[2:]), 1, 0)
+        rest = x.shape[2:]
+        x_BnCt = reshape(x, (B, n, count, T // n // count, *rest), "batch", "time", None, None)
+        return reshape(jnp.moveaxis(x_BnCt, 2, 0), (count, B, T // count, *rest), None, "batch", "time")
+
+    def join(x_CBtD: Any) -> Any:
+        D = x_CBtD.shape[-1]
+        x_CBnt = reshape(x_CBtD, (count, B, n, T // n // count, D), None, "batch", "time", None)
+        return reshape(jnp.moveaxis(x_CBnt, 0, 2), (B, T, D), "batch", "time")
 
     def add(total: Any, given: Any) -> Any:
         found, slope_BtD = part(*given)
@@ -80,7 +95,7 @@ def _forward(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any,
     first, slope = part(*(x[0] for x in parts))
     (sums, slope_VD), slopes = jax.lax.scan(add, first, tuple(x[1:] for x in parts))
     slopes = jnp.concatenate([slope[None], slopes])
-    return sums, (jnp.moveaxis(slopes, 0, 1).reshape(x_BTD.shape), slope_VD)
+    return sums, (join(slopes), slope_VD)
 
 
 def _backward(kinds: Penalties, kept: Any, given: Sums) -> Any:

@@ -12,7 +12,6 @@ from transformer.config import Experiment
 from transformer.model.masks import causal
 from transformer.model.transformer import Transformer
 from transformer.parallel import rules
-from transformer.parallel.mesh import sizes
 from transformer.training.optimizer import make_optimizer
 
 
@@ -47,9 +46,10 @@ def init_params(experiment: Experiment, seed: Any = None, everything: bool = Fal
     """Initial weights as a tree, from ``seed`` (None: ``train.seed``); with ``everything`` also their declarations."""
     seed = experiment.train.seed if seed is None else seed
     model = Transformer(experiment.model, experiment.vocab_size)
-    rows = rules.shards("batch", sizes(experiment.mesh))
-    index = rules.put(jnp.zeros((rows, 1), jnp.int32), "batch", "time")
-    variables = model.init(key(seed, "params"), index, index, causal(1))
+    rows, columns = rules.shards("batch"), rules.shards("time")
+    columns = 2 * columns if columns > 1 else 1
+    index = rules.put(jnp.zeros((rows, columns), jnp.int32), "batch", "time")
+    variables = model.init(key(seed, "params"), index, index, causal(columns))
     return variables if everything else variables["params"]
 
 
