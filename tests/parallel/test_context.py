@@ -65,7 +65,7 @@ def test_attention_across_devices(kernel: Any, mesh: Mesh, monkeypatch: pytest.M
 
 
 def test_a_block_keeps_no_keys_of_other_devices() -> None:
-    """What a device keeps of each block for the backward pass falls with the number of devices, as its part of the row."""
+    """What a device keeps of a block for the backward pass falls with the number of devices, as its part of a row."""
 
     def kept(mesh: Mesh, depth: int) -> int:
         with small.on(mesh):
