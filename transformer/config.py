@@ -61,6 +61,10 @@ def load(path: str, changes: dict[str, str]) -> Experiment:
     return experiment
 
 
+# What an experiment's file may offer, and the command for it.
+FILES = {"get_config": "python -m transformer train", "get_study": "python -m transformer study"}
+
+
 def call_file(path: str, *functions: str) -> Any:
     """The result of the first of ``functions`` that the Python file at ``path`` has."""
     file = Path(path)
@@ -77,7 +81,10 @@ def call_file(path: str, *functions: str) -> Any:
         for function in functions:
             if hasattr(module, function):
                 return getattr(module, function)()
-        raise UserError(f"{path}: has no {' or '.join(f'{name}()' for name in functions)}")
+        other = next(
+            (f"; it has {name}(), run it with {how}" for name, how in FILES.items() if hasattr(module, name)), ""
+        )
+        raise UserError(f"{path}: has no {' or '.join(f'{name}()' for name in functions)}{other}")
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # whatever a user's file does wrong is theirs to read in one line

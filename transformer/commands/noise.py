@@ -5,7 +5,7 @@ from typing import Any
 from absl import flags
 
 from transformer.cli import Args, Command, define_config, say
-from transformer.commands.study import seeds
+from transformer.commands.study import define_lanes, seeds
 from transformer.errors import UserError
 
 
@@ -15,6 +15,7 @@ def define(values: flags.FlagValues) -> None:
         "workdir", None, "where the runs are kept; the same command goes on with them", flag_values=values
     )
     flags.DEFINE_list("seeds", ["5"], "a number of seeds, or a list", flag_values=values)
+    define_lanes(values)
     flags.DEFINE_float("effect", None, "a difference that is worth finding: how many seeds find it", flag_values=values)
     flags.DEFINE_integer("arms", 1, "of the study that is to find it, besides the baseline", flag_values=values)
 
@@ -30,7 +31,7 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
         raise UserError(f"--arms: {f.arms} is not 1 or more")
     from transformer.study.study import repeat
 
-    study = repeat(f.config, args.changes, **seeds(f.seeds))
+    study = repeat(f.config, args.changes, **seeds(f.seeds), **({} if f.lanes is None else {"lanes": f.lanes}))
     from transformer.study.noise import noise
     from transformer.study.runner import Runner
     from transformer.study.study import UNITS

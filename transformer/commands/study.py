@@ -12,7 +12,17 @@ def define(values: flags.FlagValues) -> None:
     define_config(values)
     flags.DEFINE_string("workdir", None, "the study's directory; the same command goes on with it", flag_values=values)
     flags.DEFINE_list("seeds", None, "instead of the file's: a number of them, or a list", flag_values=values)
+    define_lanes(values)
     flags.DEFINE_string("equal", None, "instead of the file's: what is held equal", flag_values=values)
+
+
+def define_lanes(values: flags.FlagValues) -> None:
+    flags.DEFINE_integer(
+        "lanes",
+        None,
+        "runs trained at once, each on a device of its own; as many as there are devices",
+        flag_values=values,
+    )
 
 
 def seeds(words: list[str] | None) -> dict[str, tuple[int, ...]]:
@@ -36,7 +46,8 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     workdir = args.workdir("the study is", "runs/depth")
     from transformer.study.study import load
 
-    study = load(f.config, args.changes, **seeds(f.seeds), **({"equal": f.equal} if f.equal else {}))
+    given = {name: f[name].value for name in ("equal", "lanes") if f[name].value is not None}
+    study = load(f.config, args.changes, **seeds(f.seeds), **given)
     from transformer.study.report import REPORT
     from transformer.study.runner import Runner, text
 

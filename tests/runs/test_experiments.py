@@ -1,0 +1,64 @@
+"""Every file of experiments/, run to its end as a user runs it, in a tiny form: less of everything, the same arms."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from tests.runs.whole import ROOT, run, text
+from tests.test_house import EXPERIMENTS, name_of
+from transformer.parallel.mesh import Mesh, sizes
+
+TINY = {
+    "data.source": "text.txt",
+    "data.piece_bytes": "256",
+    "tokenizer.kind": "bytes",
+    "model.width": "60",
+    "model.context": "16",
+    "train.steps": "2",
+    "train.batch": "2",
+    "train.warmup": "1",
+    "train.eval_every": "2",
+    "train.checkpoint_every": "2",
+    "train.eval_windows": "2",
+    "train.accumulate": "1",
+} | {f"mesh.{axis}": "1" for axis in sizes(Mesh())}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    before, folder = Path.cwd(), tmp_path_factory.mktemp("home")
+    (folder / "text.txt").write_text(text(0))
+    os.chdir(folder)
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield folder
+    jax.config.update("jax_disable_most_optimizations", False)
+    os.chdir(before)
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=name_of)
+def test_every_experiment_runs_to_its_end(path: Path, home: Path) -> None:
+    is_study = "def get_study" in path.read_text()
+    changes = [f"--config.{name}={value}" for name, value in TINY.items()]
+    more = ["--seeds=2", "--lanes=1"] if is_study else ["--config.train.prompts="]
+    workdir = home / path.stem
+    found = run("study" if is_study else "train", f"--config={path}", f"--workdir={workdir}", *changes, *more, "--json")
+    assert found.status == 0, found.err
+    result = json.loads(found.out)
+    assert (workdir / "report.html").stat().st_size > 10_000
+    if is_study:
+        assert len(result["arms"]) > 1
+        assert all(row["mean"] > 0 and len(row["seeds"]) == 2 for row in result["arms"])
+        assert all("verdict" in row["comparison"] for row in result["arms"][1:])
+    else:
+        assert result["bits_per_byte"] > 0
+
+
+def test_a_study_is_not_trained_and_an_experiment_is_no_study(home: Path) -> None:
+    study, config = (f"--config={ROOT / 'experiments' / name}.py" for name in ("depth", "tiny"))
+    assert "python -m transformer study" in run("train", study, "--workdir=x").err
+    assert "python -m transformer train" in run("study", config, "--workdir=x").err
+    assert not Path("x").exists()
