@@ -46,3 +46,13 @@ def make_mesh(config: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.
         axis_types=(AxisType.Explicit,) * len(by_axis),
         devices=list(found[:wanted]),
     )
+
+
+def platform() -> str:
+    """What the program is traced for: cpu, gpu or tpu, that of the mesh that is set; this machine's where none is.
+
+    The mesh's devices need not be here: a program is also compiled ahead for machines that are elsewhere.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    found: str = jax.default_backend() if device is None else device.platform
+    return "gpu" if found == "cuda" else found
