@@ -41,12 +41,18 @@ def mesh_axes(name: Name) -> tuple[str, ...]:
     return RULES[name]
 
 
+def meshed() -> bool:
+    """Whether arrays are laid out over a mesh here: not where none is set, nor on one device's share in a shard_map."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not (mesh.empty or mesh.are_all_axes_manual)
+
+
 def spec(*names: Name) -> PartitionSpec | None:
     """The layout of an array whose dimensions have these logical names; None where no mesh is set.
 
     Raises ValueError where two dimensions would land on one mesh axis.
     """
-    if jax.sharding.get_abstract_mesh().empty:
+    if not meshed():
         return None
     axes = [mesh_axes(name) for name in names]
     used = [axis for group in axes for axis in group]
@@ -64,7 +70,7 @@ def put(x: jax.Array, *names: Name) -> jax.Array:
 def matrix(x: jax.Array, rows: int) -> jax.Array:
     """``x`` with its first ``rows`` dimensions merged into one and the others into another, cut as it was."""
     shape = (math.prod(x.shape[:rows]), math.prod(x.shape[rows:]))
-    if jax.sharding.get_abstract_mesh().empty:
+    if not meshed():
         return x.reshape(shape)
     axes = [part if isinstance(part, tuple) else (part,) if part else () for part in jax.typeof(x).sharding.spec]
     axes += [()] * (x.ndim - len(axes))
