@@ -63,8 +63,7 @@ def splash(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask,
     blocks: Any = dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block)
     sizes = kernel.BlockSizes(**blocks)
     rows = masks.MultiHeadMask([masks.CausalMask((T, T))] * G)
-    with jax.ensure_compile_time_eval():  # the blocks of the mask are constants
-        one = kernel.make_splash_mqa_single_device(rows, block_sizes=sizes, interpret=interpret)
+    one = kernel.make_splash_mqa_single_device(rows, block_sizes=sizes, interpret=interpret)
     segments_BT = mask.query_segment_BT
     if segments_BT is None:
         segments_BT = jnp.ones((1, T), jnp.int32)

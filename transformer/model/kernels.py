@@ -16,6 +16,7 @@ from transformer.model import fused
 from transformer.model.blockwise import KEPT, blockwise
 from transformer.model.masks import BIG, Mask
 from transformer.parallel import context
+from transformer.parallel.mesh import platform
 from transformer.parallel.rules import put, spec
 
 Name = Literal["auto", "plain", "blockwise", "cudnn", "splash"]
@@ -112,15 +113,14 @@ def choose(name: str, call: Call) -> tuple[str, str]:
 
 
 def choose_for_training(name: str, context: int, head_width: int, dtype: str) -> tuple[str, str]:
-    """The kernel that packed rows of a whole context are trained with on this machine, and why it is that one."""
-    platform = jax.default_backend()
-    return choose(name, Call(platform, context, context, head_width, dtype, ordered=True, packed=True))
+    """The kernel that packed rows of a whole context are trained with on the mesh's devices, and why it is that one."""
+    return choose(name, Call(platform(), context, context, head_width, dtype, ordered=True, packed=True))
 
 
 def attend(name: str, q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask) -> jax.Array:
     """Attention by the kernel called ``name``, each device on its own rows and heads: [B, T, K, G, H]."""
     call = Call(
-        platform=jax.default_backend(),
+        platform=platform(),
         queries=q_BTKGH.shape[1],
         keys=k_BSKH.shape[1],
         head_width=q_BTKGH.shape[-1],

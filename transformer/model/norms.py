@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.model.layers import weight
+from transformer.parallel.rules import put
 from transformer.settings import settings
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ class Norm(nn.Module):
         if isinstance(kind, LayerNorm):
             x32 = x32 - x32.mean(-1, keepdims=True)
         y = x32 * jax.lax.rsqrt(jnp.square(x32).mean(-1, keepdims=True) + kind.epsilon)
-        scale_D = weight(self, "scale", x_BTD.shape[-1:], ("stream",), role="scale", std=0.0)
-        y = y * scale_D[None, None, :]
+        scale_D = weight(self, "scale", x_BTD.shape[-1:], ("width",), role="scale", std=0.0)
+        y = y * put(scale_D, "stream")[None, None, :]
         if isinstance(kind, LayerNorm) and self.config.bias:
-            shift_D = weight(self, "b", x_BTD.shape[-1:], ("stream",), role="bias", std=0.0)
-            y = y + shift_D[None, None, :]
+            shift_D = weight(self, "b", x_BTD.shape[-1:], ("width",), role="bias", std=0.0)
+            y = y + put(shift_D, "stream")[None, None, :]
         return y.astype(x_BTD.dtype)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import PartitionSpec
 
 from transformer.model.layers import weight
 from transformer.parallel.rules import spec
@@ -104,14 +105,21 @@ POSITIONS: dict[type, type[nn.Module]] = {
 def lookup(table_XD: jax.Array, ids_BT: jax.Array) -> jax.Array:
     """Rows of a table [X, D] by id, [B, T, D].
 
-    The width is gathered first (a table cut over its width costs one all-gather), so a table that
-    is cut over its entries is looked up where it lies and never gathered. An id outside the table
-    gives not-a-numbers (JAX's own default is the last row, in silence).
+    A table that is cut is looked up where it lies and never gathered: every device finds its part of the width for
+    the rows of all devices that hold other parts, and the parts are then exchanged for rows. The same on the way
+    back, so the gradient of the whole table is nowhere either. An id outside the table gives not-a-numbers (JAX's
+    own default is the last row, in silence).
     """
-    layout = jax.typeof(table_XD).sharding.spec
-    entries = layout[0] if len(layout) else None
-    if spec("stream") is not None:
-        table_XD = jax.reshard(table_XD, jax.sharding.PartitionSpec(entries, None))
-    return table_XD.at[ids_BT].get(
-        mode="fill", fill_value=jnp.nan, wrap_negative_indices=False, out_sharding=spec("batch", "time", "stream")
-    )
+    rows = spec("batch", "time", "stream")
+    found = rows
+    if rows is not None:
+        width = (*jax.typeof(table_XD).sharding.spec, None, None)[1]
+        apart = width if isinstance(width, tuple) else (width,)
+        batch, time = (
+            tuple(a for a in (axes if isinstance(axes, tuple) else (axes,)) if a is not None and a not in apart) or None
+            for axes in rows[:2]
+        )
+        found = PartitionSpec(batch, time, width)
+        ids_BT = jax.reshard(ids_BT, PartitionSpec(batch, time))
+    x_BTD = table_XD.at[ids_BT].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False, out_sharding=found)
+    return x_BTD if rows is None else jax.reshard(x_BTD, rows)

@@ -65,3 +65,13 @@ def by_slice(by_axis: dict[str, int], devices: Sequence[jax.Device]) -> np.ndarr
     names = [name for name in by_axis if name != "slice"]
     laid = [jax.make_mesh(tuple(inner), tuple(names), devices=group).devices for _, group in sorted(groups.items())]
     return np.stack(laid)
+
+
+def platform() -> str:
+    """What the program is traced for: cpu, gpu or tpu, that of the mesh that is set; this machine's where none is.
+
+    The mesh's devices need not be here: a program is also compiled ahead for machines that are elsewhere.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    found: str = jax.default_backend() if device is None else device.platform
+    return "gpu" if found == "cuda" else found

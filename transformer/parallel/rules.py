@@ -43,12 +43,18 @@ def mesh_axes(name: Name) -> tuple[str, ...]:
     return RULES[name]
 
 
+def meshed() -> bool:
+    """Whether arrays are laid out over a mesh here: not where none is set, nor on one device's share in a shard_map."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not (mesh.empty or mesh.are_all_axes_manual)
+
+
 def spec(*names: Name) -> PartitionSpec | None:
     """The layout of an array whose dimensions have these logical names; None where no mesh is set.
 
     Raises ValueError where two dimensions would land on one mesh axis.
     """
-    if jax.sharding.get_abstract_mesh().empty:
+    if not meshed():
         return None
     axes = [mesh_axes(name) for name in names]
     used = [axis for group in axes for axis in group]
@@ -69,7 +75,7 @@ def merge(x: jax.Array, *counts: int) -> jax.Array:
     ends = np.cumsum([0, *counts])
     groups = [slice(a, b) for a, b in zip(ends, [*ends[1:], x.ndim], strict=True)]
     shape = tuple(math.prod(x.shape[group]) for group in groups)
-    if jax.sharding.get_abstract_mesh().empty:
+    if not meshed():
         return x.reshape(shape)
     axes = [part if isinstance(part, tuple) else (part,) if part else () for part in jax.typeof(x).sharding.spec]
     axes += [()] * (x.ndim - len(axes))
@@ -79,8 +85,9 @@ def merge(x: jax.Array, *counts: int) -> jax.Array:
 
 def shards(name: str, mesh_sizes: Mapping[str, int] | None = None) -> int:
     """Into how many parts a dimension of this logical name is cut, on a mesh of these sizes (None: that is set)."""
-    sizes = jax.sharding.get_abstract_mesh().shape if mesh_sizes is None else mesh_sizes
-    return math.prod(dict(sizes).get(axis, 1) for axis in mesh_axes(name))
+    if mesh_sizes is None:
+        mesh_sizes = jax.sharding.get_abstract_mesh().shape if meshed() else {}
+    return math.prod(mesh_sizes.get(axis, 1) for axis in mesh_axes(name))
 
 
 def check_divides(what: str, shape: tuple[int, ...], axes: tuple[str, ...], mesh_sizes: dict[str, int]) -> None:

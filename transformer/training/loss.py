@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from transformer.model.transformer import logits
-from transformer.parallel import context
-from transformer.parallel.rules import shards, spec
+from transformer.parallel.rules import mesh_axes, spec
 
-NUMBERS = 1 << 25  # of logits that are there at once in training: 128 MiB
+NUMBERS = 1 << 26  # of logits that are on a device at once in training: 256 MiB
 
 
 class Sums(NamedTuple):
@@ -50,17 +50,49 @@ def _sums(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any, we
 
 
 def _parts(B: int, T: int, V: int) -> int:
-    """Into how many equal parts a device's positions are divided: the fewest whose logits are at most NUMBERS."""
+    """Into how many equal parts the positions are divided: the fewest whose logits are at most NUMBERS."""
     return next(n for n in range(1, T + 1) if T % n == 0 and (n == T or B * T // n * V <= NUMBERS))
 
 
 def _forward(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any, weights_BT: Any) -> Any:
+    """The sums, and the gradients of the objective by ``x`` and by the unembedding.
+
+    On a mesh each device works through its own positions: the unembedding is gathered over its width once, before
+    the first part, and the gradients of all devices are added up once, after the last.
+    """
+    rows, table = spec("batch", "time", "stream"), spec("vocab", "width")
+    if rows is None or table is None:
+        return _local(kinds, x_BTD, unembedding_VD, targets_BT, weights_BT)
+    apart = mesh_axes("batch") + mesh_axes("time")  # devices along these have other positions
+
+    def one(x_BTD: Any, shard_VD: Any, targets_BT: Any, weights_BT: Any) -> Any:
+        table_VD = shard_VD.astype(x_BTD.dtype)
+        for axis in reversed(mesh_axes("width")):
+            table_VD = jax.lax.all_gather(table_VD, axis, axis=1, tiled=True)
+        same = tuple(axis for axis in apart if axis not in mesh_axes("width"))
+        table_VD = jax.lax.pcast(table_VD, same, to="varying")  # each device's gradient is its own until the end
+        sums, (slope_BTD, slope_VD) = _local(kinds, x_BTD, table_VD, targets_BT, weights_BT, mesh_axes("vocab"))
+        slope_VD = slope_VD.astype(x_BTD.dtype)  # in which the gradients of all weights are added up
+        for axis in mesh_axes("width"):
+            slope_VD = jax.lax.psum_scatter(slope_VD, axis, scatter_dimension=1, tiled=True)
+        slope_VD = jax.lax.psum(slope_VD, same)
+        return jax.lax.psum(sums, apart), (slope_BTD, slope_VD.astype(shard_VD.dtype))
+
+    flat = spec("batch", "time")
+    specs: Any = {"in_specs": (rows, table, flat, flat), "out_specs": (PartitionSpec(), (rows, table))}
+    return jax.shard_map(one, **specs)(x_BTD, unembedding_VD, targets_BT, weights_BT)
+
+
+def _local(
+    kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any, weights_BT: Any, vocab: tuple[str, ...] = ()
+) -> Any:
+    """``_forward`` of one device's positions."""
     B, T, _ = x_BTD.shape
-    count = _parts(B // shards("batch"), T // shards("time"), unembedding_VD.shape[0] // shards("vocab"))
+    count = _parts(B, T, unembedding_VD.shape[0])
 
     def part(x_BtD: Any, targets_Bt: Any, weights_Bt: Any) -> Any:
         def objective(x_BtD: Any, unembedding_VD: Any) -> Any:
-            sums = token_sums(logits(x_BtD, unembedding_VD), targets_Bt, weights_Bt, **kinds._asdict())
+            sums = token_sums(logits(x_BtD, unembedding_VD), targets_Bt, weights_Bt, **kinds._asdict(), vocab=vocab)
             return sums.objective, sums
 
         (slope_BtD, slope_VD), sums = jax.grad(objective, (0, 1), has_aux=True)(x_BtD, unembedding_VD)
@@ -70,21 +102,8 @@ def _forward(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any,
         (sums, slope_VD), slope_BTD = part(x_BTD, targets_BT, weights_BT)
         return sums, (slope_BTD, slope_VD)
 
-    n = context.devices()  # each holds positions of a row, and gives some of its own to every part
-    more = (None,) * (x_BTD.ndim - 2)
-
-    def reshape(x: Any, shape: tuple[int, ...], *names: Any) -> Any:
-        return jax.lax.reshape(x, shape, out_sharding=spec(*names, *more[: len(shape) - len(names)]))
-
     def split(x: Any) -> Any:
-        rest = x.shape[2:]
-        x_BnCt = reshape(x, (B, n, count, T // n // count, *rest), "batch", "time", None, None)
-        return reshape(jnp.moveaxis(x_BnCt, 2, 0), (count, B, T // count, *rest), None, "batch", "time")
-
-    def join(x_CBtD: Any) -> Any:
-        D = x_CBtD.shape[-1]
-        x_CBnt = reshape(x_CBtD, (count, B, n, T // n // count, D), None, "batch", "time", None)
-        return reshape(jnp.moveaxis(x_CBnt, 0, 2), (B, T, D), "batch", "time")
+        return jnp.moveaxis(x.reshape(B, count, T // count, *x.shape[2:]), 1, 0)
 
     def add(total: Any, given: Any) -> Any:
         found, slope_BtD = part(*given)
@@ -95,7 +114,7 @@ def _forward(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any,
     first, slope = part(*(x[0] for x in parts))
     (sums, slope_VD), slopes = jax.lax.scan(add, first, tuple(x[1:] for x in parts))
     slopes = jnp.concatenate([slope[None], slopes])
-    return sums, (join(slopes), slope_VD)
+    return sums, (jnp.moveaxis(slopes, 0, 1).reshape(x_BTD.shape), slope_VD)
 
 
 def _backward(kinds: Penalties, kept: Any, given: Sums) -> Any:
@@ -114,18 +133,19 @@ def token_sums(
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
+    vocab: tuple[str, ...] = (),
 ) -> Sums:
     """Cross-entropy of float32 logits [B, T, V] with targets [B, T], each counted ``weights`` times.
 
     Targets are already shifted: ``targets[b, t]`` is the token after position t (the packing owns
     the shift). z-loss is arXiv:2204.02311, section 5; label smoothing is arXiv:1512.00567, section 7.
     Nothing here gathers logits that are cut over the vocabulary: the target's logit is found by
-    comparing, not by indexing.
+    comparing, not by indexing. Inside a shard_map ``vocab`` names the mesh axes over which it is cut.
     """
-    losses_BT, log_total_BT, correct_BT = cross_entropy(logits_BTV, targets_BT)
+    losses_BT, log_total_BT, correct_BT = cross_entropy(logits_BTV, targets_BT, vocab)
     objective_BT = losses_BT
     if label_smoothing:
-        uniform_BT = log_total_BT - logits_BTV.mean(-1)
+        uniform_BT = log_total_BT - jax.lax.pmean(logits_BTV.mean(-1), vocab)
         objective_BT = (1 - label_smoothing) * losses_BT + label_smoothing * uniform_BT
     if z_loss:
         objective_BT = objective_BT + z_loss * jnp.square(log_total_BT)
@@ -139,11 +159,20 @@ def token_sums(
     )
 
 
-def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def cross_entropy(
+    logits_BTV: jax.Array, targets_BT: jax.Array, vocab: tuple[str, ...] = ()
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Per token, [B, T]: -log softmax(logits)[target] in nats, log sum exp of the logits, and whether no logit is above
-    the target's."""
+    the target's. ``vocab`` as in ``token_sums``."""
+    V = logits_BTV.shape[-1]
     log_total_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
-    ids_11V = jnp.arange(logits_BTV.shape[-1], dtype=targets_BT.dtype)[None, None, :]
+    largest_BT = jax.lax.stop_gradient(logits_BTV.max(-1))
+    first: Any = 0
+    if vocab:
+        first = jax.lax.axis_index(vocab) * V
+        largest_BT = jax.lax.pmax(largest_BT, vocab)
+        log_total_BT = largest_BT + jnp.log(jax.lax.psum(jnp.exp(log_total_BT - largest_BT), vocab))
+    ids_11V = first + jnp.arange(V, dtype=targets_BT.dtype)[None, None, :]
     hit_BTV = ids_11V == targets_BT[..., None]
-    target_BT = jnp.where(hit_BTV, logits_BTV, 0.0).sum(-1)
-    return log_total_BT - target_BT, log_total_BT, target_BT >= logits_BTV.max(-1)
+    target_BT = jax.lax.psum(jnp.where(hit_BTV, logits_BTV, 0.0).sum(-1), vocab)
+    return log_total_BT - target_BT, log_total_BT, target_BT >= largest_BT
