@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from tests import small
@@ -20,6 +21,7 @@ from transformer import config
 from transformer.config import Experiment
 from transformer.data.tokenizer import Bpe, Bytes
 from transformer.errors import UserError
+from transformer.model.positions import Rotary
 from transformer.settings import hints, leaves, members, override
 from transformer.study import study
 from transformer.training.state import dials, init_params, init_state
@@ -166,7 +168,7 @@ HOST = re.compile(
     r"max_skipped|init_from|profile|prompts)(\..*)?"
 )
 BASE = Experiment(
-    model=dataclasses.replace(small.experiment(depth=1).model, dropout=0.1),
+    model=small.experiment(depth=1, dropout=0.1, head_width=16, positions=Rotary()).model,
     tokenizer=Bpe(vocab_size=300),
     train=small.experiment().train,
 )
@@ -180,8 +182,19 @@ OTHER: dict[str, Any] = {
     "train.accumulate": 4,
     "train.clip": None,
     "model.attention.kernel": "blockwise",  # so few keys are for the plain one by itself
+    "model.attention.span.blocks": ("global", "local"),
+    "model.attention.scores.soft_cap": 1.5,
+    "model.attention.scores.bias": 0.5,
+    "model.logits_soft_cap": 1.5,
+    "model.positions.scaling.original_context": 300,
+    "model.positions.scaling.fast": 8.0,
+    "model.positions.scaling.slow": 4.0,
     "model.stack": "scan",  # a shallow model is unrolled by itself
 }
+
+
+# What else a tag needs to be possible.
+NEEDS = {"pattern": {"model.depth": 2}}
 
 
 def others(name: str, value: Any, hint: Any) -> list[Any]:
@@ -218,8 +231,8 @@ def alternatives(e: Experiment) -> dict[str, tuple[Experiment, dict[str, Any]]]:
                 if cls is not type(getattr(record, field)):
                     if HOST.fullmatch(f"{name}.kind"):
                         continue
-                    found[f"{name}={tag}"] = (base, {name: tag})
-                    here = override(base, {name: tag})
+                    found[f"{name}={tag}"] = (base, {name: tag} | NEEDS.get(tag, {}))
+                    here = override(base, {name: tag} | NEEDS.get(tag, {}))
                 inner: Any = here
                 for part in name.split("."):
                     inner = getattr(inner, part)
@@ -235,7 +248,8 @@ def program(e: Experiment) -> str:
     config.check(e)
     state = jax.eval_shape(lambda: init_state(e))
     step = jax.make_jaxpr(lambda s, b: train_step(e, s, b))(state, small.batch(e))
-    return f"{jax.make_jaxpr(lambda: init_params(e))()}\n{step}"
+    constants = [np.asarray(x).tolist() for x in step.consts]
+    return f"{jax.make_jaxpr(lambda: init_params(e))()}\n{step}\n{constants}"
 
 
 CHANGES = alternatives(BASE)

@@ -346,7 +346,22 @@ def test_the_hash_of_an_experiment_differs_for_each_of_its_leaves() -> None:
     assert len(seen) == len(leaves(base)) + 1
 
 
-KINDS = ["bfloat16", "scan", "full", "swiglu", "rotary", "rms_norm", "multi_query", "bytes", "linear", "muon"]
+KINDS = [
+    "sliding",
+    "sigmoid",
+    "head",
+    "post",
+    "bfloat16",
+    "scan",
+    "full",
+    "swiglu",
+    "rotary",
+    "rms_norm",
+    "multi_query",
+    "bytes",
+    "linear",
+    "muon",
+]
 names = st.lists(
     st.sampled_from(["model", "train", "steps", "attention", "projection", "kind", "positions", "", "depth", "x", "\n"])
     | st.text(max_size=4),

@@ -31,8 +31,8 @@ def settings(cls: type[T]) -> type[T]:
 
 
 def tag_of(cls: type) -> str:
-    """MultiHead -> multi_head."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+    """MultiHead -> multi_head. An underscore at the end, as in None_, is for Python alone."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower().rstrip("_")
 
 
 def members(hint: Any) -> dict[str, type]:

@@ -22,8 +22,11 @@ from transformer.generation.decode import Continuation, Generator, continue_prom
 from transformer.generation.sampling import Sampling
 from transformer.model.attention import KINDS, Attention
 from transformer.model.config import Model
+from transformer.model.grouped import Grouped
 from transformer.model.masks import causal
-from transformer.model.positions import POSITIONS, Learned
+from transformer.model.positions import POSITIONS, Alibi, Learned, None_, Rotary
+from transformer.model.scores import Sigmoid, Softmax
+from transformer.model.spans import Chunked, Pattern, Sliding
 from transformer.model.transformer import Transformer
 
 V, END = 23, 22
@@ -93,7 +96,28 @@ def test_cached_logits_equal_uncached_ones_at_every_step(kind: type, positions: 
         assert np.ptp(wanted) > 1, "the logits say something"
 
 
-@pytest.mark.parametrize("changes", [{"stack": "scan"}, {"bias": True, "tie_embeddings": True}, {"head_width": 6}])
+ROUND = Attention(span=Sliding(window=3))  # the cache goes round in three places
+FORMS: list[dict[str, Any]] = [
+    {"stack": "scan"},
+    {"bias": True, "tie_embeddings": True},
+    {"head_width": 6},
+    {"attention": ROUND},
+    {"attention": Attention(span=Chunked(chunk=4), projection=Grouped()), "positions": Rotary(), "stack": "scan"},
+    {
+        "attention": Attention(
+            span=Pattern(blocks=("local", "local", "global"), local=Chunked(chunk=3), rotate_global=False),
+            scores=Softmax(soft_cap=2.0, sinks=True),
+        ),
+        "positions": Rotary(),
+        "depth": 5,
+        "stack": "scan",
+        "loops": 2,
+    },
+    {"attention": Attention(scores=Sigmoid(), qk_norm="width", gate=True), "norms": "peri", "parallel": True},
+]
+
+
+@pytest.mark.parametrize("changes", FORMS)
 def test_the_same_for_other_forms_of_the_model(changes: dict[str, Any]) -> None:
     config = experiment(**changes)
     params = weights(config)
@@ -112,6 +136,32 @@ def test_in_bfloat16_the_cache_has_the_computations_dtype_and_logits_agree_to_it
     text = extend(generator, params, text, np.array([5], np.int32), 2, np.uint32(0))
     wanted = plain(config, params, np.asarray(text.tokens_BS)[:, :5])[:, -1]
     np.testing.assert_allclose(text.logits_BV, wanted, atol=3e-2)
+
+
+@pytest.mark.parametrize("positions", [Rotary(), Alibi(), None_()])
+def test_text_goes_on_beyond_the_context_where_no_block_looks_that_far(positions: Any) -> None:
+    """80 tokens with a context of 16: the ids of a model whose context holds them all, from a cache of the window."""
+    attention = Attention(span=Sliding(window=5))
+    config, wide = (experiment(attention=attention, positions=positions, context=n) for n in (16, 128))
+    params, generator = weights(config), Generator(config, GREEDY, ())
+    (row,) = all_of(generator, params, [[END, 1, 2]], 80)
+    wanted = plain(wide, params, np.array([[END, 1, 2, *row.ids]]))[0, 2:-1].argmax(-1)
+    assert row.ids == wanted.tolist()
+    tokens, one = np.array([[END, 1, 2]], np.int32), np.ones(1, np.int32)
+    for places in (16, 4096):
+        text = prefill(generator, params, tokens, 3 * one, one > 1, places)
+        assert all(x.shape == (1, 4, 5, 4) for x in jax.tree.leaves(text.cache))
+    with pytest.raises(UserError, match="exceed the context of 16"):
+        all_of(Generator(experiment(positions=positions), GREEDY, ()), params, [[END]], 80)
+
+
+def test_a_prompt_longer_than_the_window_and_the_context() -> None:
+    attention, prompt = Attention(span=Sliding(window=5)), [END, *([3, 1, 4, 1, 5, 9, 2, 6] * 4)]
+    config, wide = (experiment(attention=attention, positions=Rotary(), context=n) for n in (16, 64))
+    params = weights(config)
+    (row,) = all_of(Generator(config, GREEDY, ()), params, [prompt], 7)
+    wanted = plain(wide, params, np.array([prompt + row.ids]))[0, len(prompt) - 1 : -1].argmax(-1)
+    assert row.ids == wanted.tolist()
 
 
 @pytest.mark.parametrize("positions", list(POSITIONS), ids=lambda cls: cls.__name__)

@@ -152,7 +152,7 @@ def test_writing_past_the_end_of_a_cache_writes_nothing():
     held = cache.allocate(1, 4, 3, 2, jnp.float32)
     assert held.k_BKSH.shape == held.v_BKSH.shape == (1, 3, 4, 2)
     new = jnp.asarray(np.random.default_rng(0).normal(size=(1, 2, 3, 2)), jnp.float32)
-    written = cache.write(cache.View(held, jnp.asarray([[2, 6]])), new, 2 * new)
+    written = cache.write(held, jnp.asarray([[2, 6]]), new, 2 * new)
     wanted_BSKH = np.zeros((1, 4, 3, 2), np.float32)
     wanted_BSKH[0, 2] = new[0, 0]
     k, v = cache.read(written)

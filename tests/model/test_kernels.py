@@ -1,5 +1,6 @@
 """Every attention kernel against the plain one, and the plain one against NumPy: results and gradients."""
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from transformer.model.attention import Attention
 from transformer.model.config import Model
 from transformer.model.kernels import KERNELS, Call, choose
 from transformer.model.masks import Mask, causal
+from transformer.model.scores import Scoring
 from transformer.parallel.mesh import Mesh as MeshConfig
 from transformer.parallel.mesh import make_mesh
 from transformer.training.step import sum_gradients
@@ -51,14 +53,15 @@ def segments(seed: int, B: int, T: int) -> Any:
     return jnp.asarray(np.stack(rows), jnp.int32)
 
 
-def both(run: Any, x: Given) -> list[np.ndarray]:
-    """The result and the gradients of q, k and v."""
+def both(run: Any, x: Given, how: Scoring | None = None) -> list[np.ndarray]:
+    """The result and the gradients of q, k, v, and of sinks where there are some."""
 
-    def all_four(x: Given) -> Any:
-        mixed, pull = jax.vjp(lambda q, k, v: run(q, k, v, x.mask), x.q, x.k, x.v)
-        return mixed, *pull(x.back)
+    def all_four(x: Given, how: Scoring) -> Any:
+        mixed, pull = jax.vjp(lambda q, k, v, how: run(q, k, v, x.mask, how), x.q, x.k, x.v, how)
+        *slopes, by_how = pull(x.back)
+        return mixed, *slopes, *([] if how.sinks_KG is None else [by_how.sinks_KG])
 
-    return [np.asarray(a, np.float64) for a in small.jit(all_four)(x)]
+    return [np.asarray(a, np.float64) for a in small.jit(all_four)(x, how or Scoring())]
 
 
 def reference(x: Given) -> np.ndarray:
@@ -71,7 +74,7 @@ def reference(x: Given) -> np.ndarray:
 
 
 def assert_same(found: list[np.ndarray], wanted: list[np.ndarray], atol: float) -> None:
-    for name, a, b in zip(("result", "dq", "dk", "dv"), found, wanted, strict=True):
+    for name, a, b in zip(("result", "dq", "dk", "dv", "dsinks"), found, wanted, strict=False):
         assert np.isfinite(a).all(), name
         np.testing.assert_allclose(a, b, atol=atol * max(1, np.abs(b).max()), rtol=0, err_msg=name)
 
@@ -90,13 +93,21 @@ def test_blockwise_equals_plain(data: Any) -> None:
         S = T + draw(st.integers(0, 40))
         first = np.random.default_rng(seed).integers(0, S - T + 1, (B, 1))
         mask = Mask(jnp.asarray(first + np.arange(T), jnp.int32), jnp.arange(S, dtype=jnp.int32)[None])
-    x = given_arrays(seed, B, T, S, K, G, H, mask, jnp.float32)
+    span = draw(st.sampled_from([{}, {"window": draw(st.integers(1, 60))}, {"chunk": draw(st.integers(1, 60))}]))
+    x = given_arrays(seed, B, T, S, K, G, H, dataclasses.replace(mask, **span), jnp.float32)
+    random = np.random.default_rng(seed)
+    how = Scoring(
+        sinks_KG=jnp.asarray(random.normal(size=(K, G)), jnp.float32) if draw(st.booleans()) else None,
+        slopes_KG=jnp.asarray(random.uniform(0, 0.3, (K, G)), jnp.float32) if draw(st.booleans()) else None,
+        soft_cap=draw(st.sampled_from([None, 1.5])),
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blockwise, "WRITTEN_OUT", 0 if long else 1024)
         patch.setattr(blockwise, "BLOCK", draw(st.sampled_from([16, 32])))
-        found = both(blockwise.blockwise, x)
-    assert_same(found, both(kernels.plain, x), 2e-6)
-    np.testing.assert_allclose(found[0], reference(x), atol=1e-5, rtol=0)
+        found = both(blockwise.blockwise, x, how)
+    assert_same(found, both(kernels.plain, x, how), 3e-6)
+    if not how.options:
+        np.testing.assert_allclose(found[0], reference(x), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("long", [False, True])
@@ -133,12 +144,13 @@ def test_blocks_that_the_mask_hides_are_not_visited(monkeypatch: pytest.MonkeyPa
         assert len(visited) == pairs
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_splash_equals_plain(packed: bool) -> None:
+@pytest.mark.parametrize(("packed", "window", "cap"), [(False, None, None), (True, None, None), (True, 20, 1.5)])
+def test_splash_equals_plain(packed: bool, window: int | None, cap: float | None) -> None:
     """The TPU's kernel, interpreted: the same results and gradients, zeros where a position is padding."""
-    mask = causal(128, segments(5, 2, 128) if packed else None)
+    mask = dataclasses.replace(causal(128, segments(5, 2, 128) if packed else None), window=window)
+    how = Scoring(soft_cap=cap)
     x = given_arrays(1, 2, 128, 128, 1, 2, 8, mask, jnp.float32)
-    assert_same(both(functools.partial(fused.splash, interpret=True), x), both(kernels.plain, x), 5e-6)
+    assert_same(both(functools.partial(fused.splash, interpret=True), x, how), both(kernels.plain, x, how), 5e-6)
 
 
 def memory(context: int, name: str) -> int:
@@ -205,7 +217,7 @@ def test_the_model_s_gradients_are_the_same_by_either_kernel(mesh: MeshConfig) -
             mesh=mesh, context=160, attention=Attention(kernel=name), train={"batch": 4}
         )
         with jax.set_mesh(make_mesh(mesh)):
-            state, batch = small.state(experiment), small.batch(experiment)
+            state, batch = small.place(experiment, small.state(experiment)), small.place_batch(small.batch(experiment))
             sums, gradients = small.jit(sum_gradients, static_argnums=0)(experiment, state, batch)
             found.append([np.asarray(x) for x in jax.tree.leaves((sums, gradients))])
     for a, b in zip(*found, strict=True):

@@ -9,9 +9,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from transformer.config import Experiment
-from transformer.model.attention import kind
+from transformer.model.attention import kernels_for_training, kind, reach
 from transformer.model.config import Model
-from transformer.model.kernels import KERNELS, choose_for_training
+from transformer.model.kernels import KERNELS
 from transformer.model.mlp import Swiglu
 from transformer.model.norms import LayerNorm
 from transformer.model.positions import Learned
@@ -53,6 +53,7 @@ def count_parameters(experiment: Experiment) -> dict[str, int]:
         "embedding": table,
         "positions": m.context * m.width if isinstance(m.positions, Learned) else 0,
         "block": block_matrices(m) + block_rest(m),
+        "embedding_norm": norm_weights(m) if m.norms == "peri" else 0,
         "final_norm": norm_weights(m) if m.final_norm else 0,
         "unembedding": 0 if m.tie_embeddings else table,
     }
@@ -62,8 +63,7 @@ def count_parameters(experiment: Experiment) -> dict[str, int]:
 
 def block_matrices(m: Model) -> int:
     """Weights of one block's products, without biases and norms: 12 D^2 for the tutorial's block."""
-    bias_free = kind(m).weights(m) - (kind(m).biases(m) if m.bias else 0)
-    return bias_free + mlp_matrices(m)
+    return kind(m).matrices(m) + mlp_matrices(m)
 
 
 def mlp_matrices(m: Model) -> int:
@@ -75,18 +75,19 @@ def norm_weights(m: Model) -> int:
 
 
 def block_rest(m: Model) -> int:
-    """Biases and norms of one block."""
+    """Weights of one block that are no product's: biases, norms, and what scores have of their own."""
     widened = 2 if isinstance(m.mlp, Swiglu) else 1
-    biases = kind(m).biases(m) + widened * m.mlp.hidden(m.width) + m.width if m.bias else 0
-    return biases + 2 * norm_weights(m)
+    biases = widened * m.mlp.hidden(m.width) + m.width if m.bias else 0
+    norms = 4 if m.norms in ("sandwich", "peri") else 2
+    return kind(m).rest(m) + biases + norms * norm_weights(m)
 
 
 def forward_flops(experiment: Experiment) -> dict[str, float]:
     """Per token at full context, two for each multiply-add, by part."""
     m = experiment.model
     return {
-        "blocks": 2 * m.depth * block_matrices(m),
-        "attention_tables": 2 * m.depth * kind(m).products(m, m.context),
+        "blocks": 2 * m.loops * m.depth * block_matrices(m),
+        "attention_tables": 2 * m.loops * sum(kind(m).products(m, reach(m, i)) for i in range(m.depth)),
         "unembedding": 2 * experiment.vocab_size * m.width,
     }
 
@@ -111,10 +112,16 @@ def score_tables(experiment: Experiment) -> dict[str, int]:
 
 
 def cache(experiment: Experiment) -> dict[str, int]:
-    """Bytes that one generated token adds to the key/value cache, and a whole context of them."""
+    """Bytes that one generated token adds to the key/value cache, and those of a whole context.
+
+    A block with a window or chunks keeps no more than that many tokens.
+    """
     m = experiment.model
-    token = m.depth * kind(m).cache_numbers(m) * jnp.dtype(m.dtype).itemsize
-    return {"bytes_per_token": token, "bytes_per_context": token * m.context}
+    token = m.loops * kind(m).cache_numbers(m) * jnp.dtype(m.dtype).itemsize
+    return {
+        "bytes_per_token": m.depth * token,
+        "bytes_per_context": token * sum(reach(m, i) for i in range(m.depth)),
+    }
 
 
 def training_memory(experiment: Experiment) -> dict[str, int | str]:
@@ -129,15 +136,15 @@ def training_memory(experiment: Experiment) -> dict[str, int | str]:
     hidden = m.mlp.hidden(m.width) * (3 if isinstance(m.mlp, Swiglu) else 2)
     qkv = 2 * m.heads * m.head_size + kind(m).cache_numbers(m)
     stream = 4 * m.width + qkv + hidden
-    kernel, _ = choose_for_training(m.attention.kernel, m.context, m.head_size, m.dtype)
+    linear = all(KERNELS[kernel].linear for kernel in kernels_for_training(m))
     # Scores and weights of every key; or one sum for each query.
-    tables = FLOAT32 * m.heads * (1 if KERNELS[kernel].linear else 2 * m.context)
-    block = tokens * (stream * number + tables)
+    tables = FLOAT32 * m.heads * (1 if linear else 2 * m.context)
+    block, depth = tokens * (stream * number + tables), m.depth * m.loops
     kept = {
-        "none": m.depth * block,
-        "full": m.depth * tokens * m.width * number + block,
-        "dots": m.depth * block,
-        "dots_without_batch": m.depth * tokens * stream * number + tokens * tables,
+        "none": depth * block,
+        "full": depth * tokens * m.width * number + block,
+        "dots": depth * block,
+        "dots_without_batch": depth * tokens * stream * number + tokens * tables,
     }[m.remat]
     logits = 2 * min(tokens * experiment.vocab_size, NUMBERS) * FLOAT32
     parts = {
@@ -177,6 +184,7 @@ def text(experiment: Experiment) -> str:
         ("positions", p["positions"], 0),
         (f"{m.depth} blocks of {p['block']:,}", p["blocks"], f["blocks"]),
         ("  their score tables", 0, f["attention_tables"]),
+        *([("embedding norm", p["embedding_norm"], 0)] if p["embedding_norm"] else []),
         ("final norm", p["final_norm"], 0),
         ("unembedding" + (" (tied)" if m.tie_embeddings else ""), p["unembedding"], f["unembedding"]),
         ("in all", p["total"], f["forward"]),

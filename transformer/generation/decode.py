@@ -15,7 +15,8 @@ import numpy as np
 from transformer.config import Experiment
 from transformer.errors import UserError
 from transformer.generation.sampling import Sampling, choose
-from transformer.model.masks import Mask, causal
+from transformer.model.attention import endless
+from transformer.model.masks import FAR, Mask, causal
 from transformer.model.transformer import Transformer, empty_cache, unstack
 from transformer.parallel.context import devices
 from transformer.parallel.rules import put, spec
@@ -76,15 +77,15 @@ def continue_prompts(
     check_fits(generator.experiment, prompts, new, generator.end_ids)
     if devices() > 1:
         raise UserError("config.mesh.context: text is generated one position after the other, set it to 1 for that")
-    longest = max(map(len, prompts))
-    context = generator.experiment.model.context
-    rows = _round_up(len(prompts), 1)
-    tokens_BP = np.zeros((rows, min(_round_up(longest), context)), np.int32)  # behind a prompt nothing is read
+    longest, rows = max(map(len, prompts)), _round_up(len(prompts), 1)
+    places = _round_up(longest + new)
+    if not endless(generator.experiment.model):
+        places = min(places, generator.experiment.model.context)
+    tokens_BP = np.zeros((rows, min(_round_up(longest), places)), np.int32)  # behind a prompt nothing is read
     lengths_B = np.ones(rows, np.int32)
     for b, prompt in enumerate(prompts):
         tokens_BP[b, : len(prompt)] = prompt
         lengths_B[b] = len(prompt)
-    places = min(_round_up(longest + new), context)
     done_B = np.arange(rows) >= len(prompts)
     limits_B = lengths_B + new
     text = prefill(generator, params, tokens_BP, lengths_B, done_B, places)
@@ -119,7 +120,7 @@ def check_fits(experiment: Experiment, prompts: Sequence[Sequence[int]], new: in
             raise UserError(f"prompt {number}: holds the start token {starts} times; it is added once")
         if min(prompt) < 0 or max(prompt) >= experiment.vocab_size:
             raise UserError(f"prompt {number}: holds an id outside the vocabulary of {experiment.vocab_size}")
-        if len(prompt) + new > context:
+        if len(prompt) + new > context and not endless(experiment.model):
             room = context - len(prompt)
             hint = f"shorten it or ask for --tokens={room}" if room > 0 else "shorten it"
             raise UserError(
@@ -150,7 +151,7 @@ def prefill(
     cache, keys, to_BP = None, P, None
     if generator.use_cache:
         cache = empty_cache(experiment.model, B, places)
-        keys, to_BP = places, jnp.where(real_BP, index_BP, places)  # padding is written nowhere
+        keys, to_BP = places, jnp.where(real_BP, index_BP, FAR)  # padding is written nowhere
     mask = Mask(index_BP, jnp.arange(keys, dtype=jnp.int32)[None], ordered=True)
     logits_B1V, cache = generator.model.apply(
         {"params": params}, tokens_BP, index_BP, mask, cache, to_BP, only_B=lengths_B - 1
@@ -171,7 +172,7 @@ def extend(
     generator: Generator, params: Any, text: Text, limits_B: jax.Array, steps: jax.Array, seed: jax.Array
 ) -> Text:
     """Up to ``steps`` more tokens on every row that is not done; ends early when all are."""
-    B, S = text.tokens_BS.shape
+    B = text.tokens_BS.shape[0]
     params = unstack(generator.experiment.model, params)
     limits_B, rows_B = put(limits_B, "batch"), put(jnp.arange(B), "batch")
     row_keys_B = jax.vmap(lambda row: jax.random.fold_in(key(seed, "sample"), row))(rows_B)
@@ -181,7 +182,7 @@ def extend(
         # The key depends on the row and the place alone: neither chunks nor the cache change the draw.
         keys_B = jax.vmap(jax.random.fold_in)(row_keys_B, text.lengths_B)
         new_B = choose(generator.sampling, text.logits_BV, text.seen_BV, keys_B)
-        place_B = jnp.where(text.done_B, S, text.lengths_B)
+        place_B = jnp.where(text.done_B, FAR, text.lengths_B)
         tokens_BS = text.tokens_BS.at[rows_B, place_B].set(new_B, mode="drop", out_sharding=spec("batch", "time"))
         lengths_B = jnp.where(text.done_B, text.lengths_B, text.lengths_B + 1)
         ended_B = (new_B[:, None] == jnp.array(generator.end_ids, jnp.int32)[None]).any(1)

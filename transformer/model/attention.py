@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from flax import linen as nn
 
 from transformer.errors import UserError
-from transformer.model import cache, grouped, kernels
+from transformer.model import cache, grouped, kernels, scores, spans
 from transformer.model.grouped import Grouped, MultiHead, MultiQuery
+from transformer.model.masks import causal
+from transformer.model.positions import Learned, Relative, Sinusoidal
+from transformer.model.scores import Sigmoid, Softmax, options
+from transformer.model.spans import Chunked, Global, Pattern, Sliding
+from transformer.parallel.context import devices
+from transformer.parallel.mesh import platform
 from transformer.settings import settings
 
 if TYPE_CHECKING:
@@ -21,6 +27,10 @@ class Attention:
     """How a block's positions look at one another."""
 
     projection: MultiHead | MultiQuery | Grouped = MultiHead()
+    span: Global | Sliding | Chunked | Pattern = Global()
+    scores: Softmax | Sigmoid = Softmax()
+    qk_norm: Literal["none", "head", "width"] = "none"  # over what queries and keys are normed before their product
+    gate: bool = False  # what a head mixed is multiplied by a sigmoid of the block's input: arXiv:2505.06708
     kernel: kernels.Name = "auto"  # plain writes out the n x n table; the others give the same in linear memory
 
 
@@ -30,18 +40,53 @@ class Kind(NamedTuple):
     ``module(config)(x, mask, rotation, view) -> (x, cache)``; ``check(config)`` raises UserError;
     ``allocate(config, rows, places)`` is one block's empty cache;
     ``cache_numbers(config)`` is how many numbers one token costs in one block's cache;
-    ``weights(config)`` counts one block's parameters, ``biases(config)`` those of them that a model
-    with biases has for biases, and ``products(config, keys)`` the multiply-adds of a token that looks
-    at ``keys`` keys, beyond those of its weights.
+    ``matrices(config)`` counts the weights of one block's products, ``rest(config)`` its other weights, and
+    ``products(config, keys)`` the multiply-adds of a token that looks at ``keys`` keys, beyond those of its weights.
     """
 
     module: type[nn.Module]
     check: Callable[[Model], None]
     allocate: Callable[[Model, int, int], Any]
     cache_numbers: Callable[[Model], int]
-    weights: Callable[[Model], int]
-    biases: Callable[[Model], int]
+    matrices: Callable[[Model], int]
+    rest: Callable[[Model], int]
     products: Callable[[Model, float], float]
+
+
+def reach(config: Model, i: int) -> int:
+    """How many keys a query of block ``i`` sees at the end of a whole context."""
+    return min(spans.reach(spans.of_block(config.attention.span, i)) or config.context, config.context)
+
+
+def endless(config: Model) -> bool:
+    """Whether text may go on beyond the context: no block looks further back than it has learned to, and positions are
+    known by their distance."""
+    blocks = [config.block(i) for i in range(spans.period(config.attention.span))]
+    far = isinstance(config.positions, Learned | Sinusoidal)
+    return not far and all(spans.reach(b.attention.span) is not None for b in blocks)
+
+
+def kernels_for_training(config: Model) -> dict[str, str]:
+    """The kernels that packed rows of a whole context are trained with on the mesh's devices, and why it is those."""
+    chosen = {}
+    for i in range(spans.period(config.attention.span)):
+        block = config.block(i)
+        mask = spans.restrict(block.attention.span, causal(2 * devices()))
+        call = kernels.Call(
+            platform(),
+            config.context,
+            config.context,
+            config.head_size,
+            config.dtype,
+            mask.ordered,
+            True,
+            mask.window,
+            mask.chunk,
+            options(block),
+        )
+        name, why = kernels.choose(config.attention.kernel, call)
+        chosen[name] = why
+    return chosen
 
 
 def _kv(config: Model) -> int:
@@ -55,6 +100,13 @@ def _check(config: Model) -> None:
             f"config.model.attention.projection.kv_heads: {config.heads} query heads do not divide over {kv} "
             f"key/value heads{_divisors(config.heads)}"
         )
+    spans.check(config)
+    scores.check(config)
+    if config.attention.kernel == "auto":
+        return
+    for option in options(config):
+        if option not in kernels.KERNELS[config.attention.kernel].options:
+            raise UserError(f"config.model.attention.kernel: {config.attention.kernel} knows no {option}; auto can")
 
 
 def _divisors(number: int) -> str:
@@ -62,16 +114,24 @@ def _divisors(number: int) -> str:
 
 
 def _allocate(config: Model, rows: int, places: int) -> Any:
+    places = min(places, spans.reach(config.attention.span) or places)
     return cache.allocate(rows, places, _kv(config), config.head_size, config.dtype)
 
 
-def _weights(config: Model) -> int:
-    heads = 2 * config.heads + 2 * _kv(config)  # query and out, key and value
-    return heads * config.head_size * config.width + (_biases(config) if config.bias else 0)
+def _heads(config: Model) -> int:
+    return config.heads + 2 * _kv(config) + (config.heads if config.attention.gate else 0)  # query, key, value, gate
 
 
-def _biases(config: Model) -> int:
-    return (config.heads + 2 * _kv(config)) * config.head_size + config.width
+def _matrices(config: Model) -> int:
+    return (_heads(config) + config.heads) * config.head_size * config.width
+
+
+def _rest(config: Model) -> int:
+    attention, H = config.attention, config.head_size
+    normed = {"none": 0, "head": 2 * H, "width": (config.heads + _kv(config)) * H}[attention.qk_norm]
+    sinks = config.heads if isinstance(attention.scores, Softmax) and attention.scores.sinks else 0
+    distances = config.positions.buckets * config.heads if isinstance(config.positions, Relative) else 0
+    return normed + sinks + distances + (_heads(config) * H + config.width if config.bias else 0)
 
 
 _GROUPED = Kind(
@@ -79,8 +139,8 @@ _GROUPED = Kind(
     check=_check,
     allocate=_allocate,
     cache_numbers=lambda c: 2 * _kv(c) * c.head_size,
-    weights=_weights,
-    biases=_biases,
+    matrices=_matrices,
+    rest=_rest,
     products=lambda c, keys: 2 * keys * c.heads * c.head_size,  # scores, then the mix of values
 )
 

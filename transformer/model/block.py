@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 class Block(nn.Module):
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``. The second result is the updated cache, if any."""
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``. The second result is the updated cache, if any.
+
+    That is pre-norm. ``config.norms`` moves the norms (post: arXiv:1706.03762, 5.4; sandwich: arXiv:2105.13290; peri:
+    arXiv:2502.02732), ``config.parallel`` lets both branches read the same stream (arXiv:2204.02311, section 2).
+    """
 
     config: Model
     train: bool = False
@@ -33,15 +37,27 @@ class Block(nn.Module):
         self, x_BTD: jax.Array, mask: Mask, rotation: Any = None, view: View | None = None
     ) -> tuple[jax.Array, Any]:
         c = self.config
-        attend = attention.kind(c).module(c, name="attention")
+        attend, mlp = attention.kind(c).module(c, name="attention"), Mlp(c, name="mlp")
 
         with jax.named_scope("attention"):
-            added_BTD, new_cache = attend(Norm(c, name="attention_norm")(x_BTD), mask, rotation, view)
-            x_BTD = x_BTD + dropout(self, added_BTD, c.dropout, self.train)
+            added_BTD, new_cache = attend(self.before("attention", x_BTD), mask, rotation, view)
+            y_BTD = self.after("attention", x_BTD, added_BTD)
         with jax.named_scope("mlp"):
-            added_BTD = Mlp(c, name="mlp")(Norm(c, name="mlp_norm")(x_BTD))
-            x_BTD = x_BTD + dropout(self, added_BTD, c.dropout, self.train)
-        return x_BTD, new_cache
+            added_BTD = mlp(self.before("mlp", x_BTD if c.parallel else y_BTD))
+            y_BTD = self.after("mlp", y_BTD, added_BTD)
+        return y_BTD, new_cache
+
+    def before(self, branch: str, x_BTD: jax.Array) -> jax.Array:
+        """What a branch reads of the stream."""
+        return x_BTD if self.config.norms == "post" else Norm(self.config, name=f"{branch}_norm")(x_BTD)
+
+    def after(self, branch: str, x_BTD: jax.Array, added_BTD: jax.Array) -> jax.Array:
+        """The stream with what a branch gives."""
+        c = self.config
+        if c.norms in ("sandwich", "peri"):
+            added_BTD = Norm(c, name=f"{branch}_norm_after")(added_BTD)
+        x_BTD = x_BTD + dropout(self, added_BTD, c.dropout, self.train)
+        return Norm(c, name=f"{branch}_norm")(x_BTD) if c.norms == "post" else x_BTD
 
 
 def dropout(module: nn.Module, x_BTD: jax.Array, rate: float, train: bool) -> jax.Array:

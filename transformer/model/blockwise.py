@@ -10,6 +10,7 @@ positions, t and s positions of one block, R rows of all G and t, H width of one
 Scores and sums are float32.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from transformer.model.masks import BIG, Mask
+from transformer.model.scores import Scoring, alibi, capped
 
 KEPT = "attention"  # by this name a rematerialisation policy can keep what the backward pass cannot do without
 WRITTEN_OUT = 1024  # the longest context whose loop is written out: beyond, compiling would take too long
@@ -47,16 +49,27 @@ def _matrix(x_MGtH: jax.Array) -> jax.Array:
     return x_MGtH.reshape(M, G * t, H)
 
 
-def _scores(q_MGtH: jax.Array, k_MsH: jax.Array, hidden_Bts: jax.Array) -> jax.Array:
+def _scores(q_MGtH: jax.Array, k_MsH: jax.Array, part: Mask, how: Scoring) -> tuple[jax.Array, jax.Array | None]:
+    """Masked scores [M, G, t, s], and the slope of their cap, if they have one."""
     M, G, t, _ = q_MGtH.shape
+    # Written out once (the barrier), not in every pass over a table: 0 where a query sees a key, -BIG elsewhere.
+    hidden_Bts = jax.lax.optimization_barrier(jnp.where(part.visible_BTS(), 0.0, -BIG))
     B, _, s = hidden_Bts.shape
     scores_BKGts = _dot(_matrix(q_MGtH), k_MsH.transpose(0, 2, 1)).reshape(B, M // B, G, t, s)
-    return (scores_BKGts + hidden_Bts[:, None, None]).reshape(M, G, t, s)
+    slope_MGts = None
+    if how.soft_cap is not None:
+        scores_BKGts, slope_BKGts = capped(scores_BKGts, how.soft_cap)
+        slope_MGts = slope_BKGts.reshape(M, G, t, s)
+    if how.slopes_KG is not None:
+        K = how.slopes_KG.shape[0]
+        scores_BKGts = scores_BKGts.reshape(-1, K, G, t, s) + alibi(part.distance_BTS(), how.slopes_KG)
+        hidden_Bts = jnp.broadcast_to(hidden_Bts, (M // K, t, s))
+    return (scores_BKGts + hidden_Bts[:, None, None]).reshape(M, G, t, s), slope_MGts
 
 
-def _visit(sums: Sums | None, q_MGtH: jax.Array, k_MsH: jax.Array, v_MsH: jax.Array, hidden_Bts: jax.Array) -> Sums:
+def _visit(sums: Sums | None, q_MGtH: jax.Array, k_MsH: jax.Array, v_MsH: jax.Array, part: Mask, how: Scoring) -> Sums:
     """The sums with a block of keys more."""
-    scores_MGts = _scores(q_MGtH, k_MsH, hidden_Bts)
+    scores_MGts, _ = _scores(q_MGtH, k_MsH, part, how)
     top_MGt1 = jnp.maximum(scores_MGts.max(-1, keepdims=True), -BIG / 10)  # hidden keys weigh exactly nothing
     if sums is not None:
         top_MGt1 = jnp.maximum(top_MGt1, sums.top_MGt1)
@@ -70,11 +83,23 @@ def _visit(sums: Sums | None, q_MGtH: jax.Array, k_MsH: jax.Array, v_MsH: jax.Ar
     return Sums(top_MGt1, total_MGt1, mixed_MGtH)
 
 
-def _finish(sums: Sums, dtype: Any) -> tuple[jax.Array, jax.Array]:
+def _finish(sums: Sums, dtype: Any, how: Scoring) -> tuple[jax.Array, jax.Array]:
     """Mixed values [M, G, t, H], zero where no key is seen, and log sum exp of the scores [M, G, t, 1]."""
     some_MGt1 = sums.total_MGt1 > 0
     total_MGt1 = jnp.where(some_MGt1, sums.total_MGt1, 1)
-    return (sums.mixed_MGtH / total_MGt1).astype(dtype), jnp.where(some_MGt1, sums.top_MGt1 + jnp.log(total_MGt1), 0)
+    log_total_MGt1 = sums.top_MGt1 + jnp.log(total_MGt1)
+    mixed_MGtH = sums.mixed_MGtH / total_MGt1
+    if how.sinks_KG is not None:
+        with_sink_MGt1 = jnp.logaddexp(log_total_MGt1, _of_heads(how.sinks_KG, mixed_MGtH))
+        mixed_MGtH = mixed_MGtH * jnp.exp(log_total_MGt1 - with_sink_MGt1)
+        log_total_MGt1 = with_sink_MGt1
+    return mixed_MGtH.astype(dtype), jnp.where(some_MGt1, log_total_MGt1, 0)
+
+
+def _of_heads(x_KG: jax.Array, like_MGtH: jax.Array) -> jax.Array:
+    """A number of each head for the heads of all rows, [M, G, 1, 1]."""
+    M, G = like_MGtH.shape[:2]
+    return jnp.broadcast_to(x_KG[None], (M // x_KG.shape[0], *x_KG.shape)).reshape(M, G, 1, 1)
 
 
 class Saved(NamedTuple):
@@ -87,14 +112,16 @@ class Saved(NamedTuple):
 
 
 def _revisit(
-    saved: Saved, k_MsH: jax.Array, v_MsH: jax.Array, hidden_Bts: jax.Array
+    saved: Saved, k_MsH: jax.Array, v_MsH: jax.Array, part: Mask, how: Scoring
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Float32 gradients of a block of queries [M, G, t, H], and of keys and values [M, H, s], by each other."""
     q_MGtH, given_MGtH, delta_MGt1, total_MGt1 = saved
     dtype = q_MGtH.dtype
-    weights_MGts = jnp.exp(_scores(q_MGtH, k_MsH, hidden_Bts) - total_MGt1)
+    scores_MGts, cap_MGts = _scores(q_MGtH, k_MsH, part, how)
+    weights_MGts = jnp.exp(scores_MGts - total_MGt1)
     back_MGts = _dot(_matrix(given_MGtH), v_MsH.transpose(0, 2, 1)).reshape(weights_MGts.shape)
-    slope_MRs = _matrix((weights_MGts * (back_MGts - delta_MGt1)).astype(dtype))
+    slope_MGts = weights_MGts * (back_MGts - delta_MGt1)
+    slope_MRs = _matrix((slope_MGts if cap_MGts is None else slope_MGts * cap_MGts).astype(dtype))
     return (
         _dot(slope_MRs, k_MsH).reshape(q_MGtH.shape),
         _dot(_matrix(q_MGtH).transpose(0, 2, 1), slope_MRs),
@@ -102,42 +129,42 @@ def _revisit(
     )
 
 
-def _hidden(mask: Mask, queries: Take, keys: Take) -> jax.Array:
-    """0 where a query of the block sees a key of the block, -BIG elsewhere, [B or 1, t, s]; written out once."""
-    part = mask.slice(queries, keys)
-    return jax.lax.optimization_barrier(jnp.where(part.visible_BTS(), 0.0, -BIG))
-
-
 # Short contexts
 
 
-def _ranges(queries: int, keys: int, ordered: bool) -> Iterator[tuple[slice, slice]]:
-    """Blocks of queries, each with the keys that it can see."""
+def _ranges(queries: int, keys: int, mask: Mask) -> Iterator[tuple[slice, slice, Mask]]:
+    """Blocks of queries, each with the keys that it can see and the mask of both."""
     size = 128
     for start in range(0, queries, size):
         end = min(start + size, queries)
-        yield slice(start, end), slice(0, min(end, keys) if ordered else keys)
+        t, s = slice(start, end), slice(0, keys)
+        if mask.ordered:
+            s = slice(max(0, start - mask.window + 1) if mask.window else 0, min(end, keys))
+        yield t, s, mask.slice(_part(t), _part(s))
 
 
 def _part(places: slice) -> Take:
     return lambda x_BT: x_BT[:, places]
 
 
-def _short_forward(q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
+def _short_forward(
+    q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask, how: Scoring
+) -> tuple[jax.Array, jax.Array]:
     parts = []
-    for t, s in _ranges(q_MGTH.shape[2], k_MSH.shape[1], mask.ordered):
-        hidden_Bts = _hidden(mask, _part(t), _part(s))
-        parts.append(_finish(_visit(None, q_MGTH[:, :, t], k_MSH[:, s], v_MSH[:, s], hidden_Bts), v_MSH.dtype))
+    for t, s, part in _ranges(q_MGTH.shape[2], k_MSH.shape[1], mask):
+        sums = _visit(None, q_MGTH[:, :, t], k_MSH[:, s], v_MSH[:, s], part, how)
+        parts.append(_finish(sums, v_MSH.dtype, how))
     return tuple(jnp.concatenate(x, axis=2) for x in zip(*parts, strict=True))  # type: ignore[return-value]
 
 
-def _short_backward(saved: Saved, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -> tuple[jax.Array, ...]:
+def _short_backward(
+    saved: Saved, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask, how: Scoring
+) -> tuple[jax.Array, ...]:
     M, S, H = k_MSH.shape
     dq, dk_MHS, dv_MHS = [], jnp.zeros((M, H, S), jnp.float32), jnp.zeros((M, H, S), jnp.float32)
-    for t, s in _ranges(saved.q_MGtH.shape[2], k_MSH.shape[1], mask.ordered):
-        hidden_Bts = _hidden(mask, _part(t), _part(s))
-        part = Saved(*(x[:, :, t] for x in saved))
-        dq_MGtH, dk_MHs, dv_MHs = _revisit(part, k_MSH[:, s], v_MSH[:, s], hidden_Bts)
+    for t, s, part in _ranges(saved.q_MGtH.shape[2], k_MSH.shape[1], mask):
+        some = Saved(*(x[:, :, t] for x in saved))
+        dq_MGtH, dk_MHs, dv_MHs = _revisit(some, k_MSH[:, s], v_MSH[:, s], part, how)
         dq.append(dq_MGtH)
         dk_MHS, dv_MHS = dk_MHS.at[:, :, s].add(dk_MHs), dv_MHS.at[:, :, s].add(dv_MHs)
     return jnp.concatenate(dq, axis=2), dk_MHS, dv_MHS
@@ -162,7 +189,9 @@ def _at(number: jax.Array) -> Take:
     return lambda x_BT: jax.lax.dynamic_slice_in_dim(x_BT, number * BLOCK, BLOCK, axis=1)
 
 
-def _long_forward(q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
+def _long_forward(
+    q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask, how: Scoring
+) -> tuple[jax.Array, jax.Array]:
     live_QK, keys = mask.live(BLOCK), (_blocks(k_MSH, 1), _blocks(v_MSH, 1))
 
     def queries(block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -174,17 +203,17 @@ def _long_forward(q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: M
             k_MsH, v_MsH = keys[0][j], keys[1][j]
             return jax.lax.cond(
                 live_QK[i, j],
-                lambda: _visit(sums, q_MGtH, k_MsH, v_MsH, _hidden(mask, _at(i), _at(j))),
+                lambda: _visit(sums, q_MGtH, k_MsH, v_MsH, mask.slice(_at(i), _at(j)), how),
                 lambda: sums,
             )
 
-        return _finish(jax.lax.fori_loop(0, live_QK.shape[1], visit, start), v_MSH.dtype)
+        return _finish(jax.lax.fori_loop(0, live_QK.shape[1], visit, start), v_MSH.dtype, how)
 
     mixed, total = jax.lax.map(queries, (jnp.arange(live_QK.shape[0]), _blocks(q_MGTH, 2)))
     return _whole(mixed, 2), _whole(total, 2)
 
 
-def _long_backward(saved: Saved, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -> tuple[jax.Array, ...]:
+def _long_backward(saved: Saved, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask, how: Scoring) -> tuple[jax.Array, ...]:
     live_QK, k, v = mask.live(BLOCK), _blocks(k_MSH, 1), _blocks(v_MSH, 1)
     zeros = tuple(jnp.zeros(x.transpose(0, 1, 3, 2).shape, jnp.float32) for x in (k, v))
 
@@ -193,7 +222,7 @@ def _long_backward(saved: Saved, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask)
 
         def visit(j: jax.Array, carry: Any) -> Any:
             def add(dq_MGtH: jax.Array, dk: jax.Array, dv: jax.Array) -> Any:
-                found = _revisit(part, k[j], v[j], _hidden(mask, _at(i), _at(j)))
+                found = _revisit(part, k[j], v[j], mask.slice(_at(i), _at(j)), how)
                 return dq_MGtH + found[0], dk.at[j].add(found[1]), dv.at[j].add(found[2])
 
             return jax.lax.cond(live_QK[i, j], add, lambda *same: same, *carry)
@@ -226,29 +255,36 @@ def _is_short(q_MGTH: jax.Array, k_MSH: jax.Array) -> bool:
 
 
 @jax.custom_vjp
-def _attend(q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -> jax.Array:
-    return _forward(q_MGTH, k_MSH, v_MSH, mask)[0]
+def _attend(q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask, how: Scoring) -> jax.Array:
+    return _forward(q_MGTH, k_MSH, v_MSH, mask, how)[0]
 
 
-def _forward(q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask) -> tuple[jax.Array, Any]:
+def _forward(q_MGTH: jax.Array, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask, how: Scoring) -> tuple[jax.Array, Any]:
     run = _short_forward if _is_short(q_MGTH, k_MSH) else _long_forward
-    mixed_MGTH, total_MGT1 = checkpoint_name(run(q_MGTH, k_MSH, v_MSH, mask), KEPT)
-    return mixed_MGTH, (q_MGTH, k_MSH, v_MSH, mask, mixed_MGTH, total_MGT1)
+    mixed_MGTH, total_MGT1 = checkpoint_name(run(q_MGTH, k_MSH, v_MSH, mask, how), KEPT)
+    return mixed_MGTH, (q_MGTH, k_MSH, v_MSH, mask, how, mixed_MGTH, total_MGT1)
 
 
 def _backward(kept: Any, given_MGTH: jax.Array) -> tuple[Any, ...]:
-    q_MGTH, k_MSH, v_MSH, mask, mixed_MGTH, total_MGT1 = kept
+    q_MGTH, k_MSH, v_MSH, mask, how, mixed_MGTH, total_MGT1 = kept
     delta_MGT1 = (given_MGTH.astype(jnp.float32) * mixed_MGTH).sum(-1, keepdims=True)
     run = _short_backward if _is_short(q_MGTH, k_MSH) else _long_backward
-    dq, dk_MHS, dv_MHS = run(Saved(q_MGTH, given_MGTH, delta_MGT1, total_MGT1), k_MSH, v_MSH, mask)
+    dq, dk_MHS, dv_MHS = run(Saved(q_MGTH, given_MGTH, delta_MGT1, total_MGT1), k_MSH, v_MSH, mask, how)
     dk_MSH, dv_MSH = dk_MHS.transpose(0, 2, 1), dv_MHS.transpose(0, 2, 1)
-    return dq.astype(q_MGTH.dtype), dk_MSH.astype(k_MSH.dtype), dv_MSH.astype(v_MSH.dtype), None
+    dhow = jax.tree.map(jnp.zeros_like, how)  # ALiBi's slopes are constants
+    if how.sinks_KG is not None:  # a sink's weight, and that nothing comes of it
+        weight_MGT1 = jnp.exp(_of_heads(how.sinks_KG, mixed_MGTH) - total_MGT1)
+        slope_MG = -(weight_MGT1 * delta_MGT1).sum((2, 3))
+        dhow = dataclasses.replace(dhow, sinks_KG=slope_MG.reshape(-1, *how.sinks_KG.shape).sum(0))
+    return dq.astype(q_MGTH.dtype), dk_MSH.astype(k_MSH.dtype), dv_MSH.astype(v_MSH.dtype), None, dhow
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def blockwise(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask) -> jax.Array:
+def blockwise(
+    q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask, how: Scoring | None = None
+) -> jax.Array:
     """softmax(q k^T / sqrt(H)) v, [B, T, K, G, H], as `kernels.plain` gives it. All on one device: see `kernels`."""
     B, T, _, _, H = q_BTKGH.shape
     S = k_BSKH.shape[1]
@@ -259,4 +295,4 @@ def blockwise(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Ma
         q_MGTH = jnp.pad(q_MGTH, ((0, 0), (0, 0), (0, pad_T), (0, 0)))
         k_MSH, v_MSH = (jnp.pad(x, ((0, 0), (0, pad_S), (0, 0))) for x in (k_MSH, v_MSH))
         mask = mask.pad(pad_T, pad_S)
-    return _rows(_attend(q_MGTH, k_MSH, v_MSH, mask)[:, :, :T], B)
+    return _rows(_attend(q_MGTH, k_MSH, v_MSH, mask, how or Scoring())[:, :, :T], B)

@@ -1,12 +1,15 @@
 """The model's settings. Each part's own settings live with the part."""
 
+import dataclasses
 from typing import Literal
 
 from transformer.errors import UserError
+from transformer.model import positions, spans
 from transformer.model.attention import Attention, kind
 from transformer.model.mlp import Gelu, Swiglu
 from transformer.model.norms import LayerNorm, RmsNorm
-from transformer.model.positions import Learned, Rotary, Sinusoidal
+from transformer.model.positions import Alibi, Learned, None_, Relative, Rotary, Sinusoidal
+from transformer.model.spans import Global, Pattern
 from transformer.settings import settings
 
 
@@ -20,14 +23,19 @@ class Model:
     head_width: int | None = None  # none: width / heads
     context: int = 256
     attention: Attention = Attention()
-    positions: Learned | Sinusoidal | Rotary = Learned()
+    positions: Learned | Sinusoidal | Rotary | Alibi | Relative | None_ = Learned()
     norm: LayerNorm | RmsNorm = LayerNorm()
+    norms: Literal["pre", "post", "sandwich", "peri"] = "pre"  # where in a block; peri also norms the embedding
+    parallel: bool = False  # attention and MLP of a block read the same stream, and add to it together
+    loops: int = 1  # how often the stack is gone through, with the same weights: arXiv:1807.03819
+    layer_drop: float = 0.0  # the share of blocks that a training step leaves out: arXiv:1909.11556
     final_norm: bool = True  # between the last block and the unembedding; pre-norm models have it
     mlp: Gelu | Swiglu = Gelu()
     bias: bool = False  # biases in every product, and the shift of LayerNorm
     tie_embeddings: bool = False  # the unembedding is the embedding table, transposed
     dropout: float = 0.0  # on the embedding and on what each branch adds to the stream
     init_std: float = 0.02  # GPT-2's; what writes to the stream gets it over sqrt(2 L)
+    logits_soft_cap: float | None = None  # logits s become c tanh(s / c): arXiv:2408.00118, section 2
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; weights are always float32
     stack: Literal["auto", "scan", "unroll"] = "auto"  # auto unrolls up to 8 blocks: faster steps, slower compile
     remat: Literal["none", "full", "dots", "dots_without_batch"] = "none"  # what the backward pass computes again
@@ -42,18 +50,28 @@ class Model:
         """Initial std of weights that write to the residual stream: GPT-2 report, section 2.3.
 
         2 L branches add up, so each is scaled by 1/sqrt(2 L) and the stream's variance at
-        initialisation does not depend on the depth.
+        initialisation does not depend on the depth, nor on the loops over it.
         """
-        return self.init_std / (2 * self.depth) ** 0.5
+        return self.init_std / (2 * self.depth * self.loops) ** 0.5
 
     @property
     def unrolled(self) -> bool:
         return self.stack == "unroll" or (self.stack == "auto" and self.depth <= 8)
 
+    def block(self, i: int) -> "Model":
+        """The settings as they are for block ``i``: its own span, and positions where it has them."""
+        span = self.attention.span
+        if not isinstance(span, Pattern):
+            return self
+        own = spans.of_block(span, i)
+        bare = isinstance(own, Global) and not span.rotate_global
+        attention = dataclasses.replace(self.attention, span=own)
+        return dataclasses.replace(self, attention=attention, positions=None_() if bare else self.positions)
+
 
 def check(model: Model) -> None:
     """UserError for sizes that cannot be built."""
-    for name in ("depth", "width", "heads", "context"):
+    for name in ("depth", "width", "heads", "context", "loops"):
         if getattr(model, name) < 1:
             raise UserError(f"config.model.{name}: {getattr(model, name)} is too small, set 1 or more")
     if model.head_width is None and model.width % model.heads:
@@ -71,10 +89,17 @@ def check(model: Model) -> None:
         raise UserError(f"config.model.init_std: {model.init_std} is not above 0")
     if model.norm.epsilon <= 0:
         raise UserError(f"config.model.norm.epsilon: {model.norm.epsilon} is not above 0")
-    if isinstance(model.positions, Rotary) and model.head_size % 2:
-        raise UserError(f"config.model.positions: rotary needs an even head width, found {model.head_size}")
-    if isinstance(model.positions, Sinusoidal) and model.width % 2:
-        raise UserError(f"config.model.positions: sinusoidal needs an even width, found {model.width}")
-    if not isinstance(model.positions, Learned) and model.positions.base <= 1:
-        raise UserError(f"config.model.positions.base: {model.positions.base} is not above 1")
+    if not 0 <= model.layer_drop < 1:
+        raise UserError(f"config.model.layer_drop: {model.layer_drop} is not a share from 0 up to but not including 1")
+    if model.logits_soft_cap is not None and model.logits_soft_cap <= 0:
+        raise UserError(f"config.model.logits_soft_cap: {model.logits_soft_cap} is not above 0; none for no cap")
+    if model.parallel and model.norms == "post":
+        raise UserError("config.model.parallel: branches side by side have no place for a norm between them; norms=pre")
+    span = model.attention.span
+    if isinstance(span, Pattern) and not span.rotate_global and not isinstance(model.positions, Rotary | Alibi):
+        raise UserError(
+            "config.model.attention.span.rotate_global: false needs positions that each block applies for itself: "
+            "rotary or alibi"
+        )
+    positions.check(model)
     kind(model).check(model)

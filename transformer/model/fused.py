@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.model.masks import Mask
+from transformer.model.scores import Scoring
 
 if TYPE_CHECKING:
     from transformer.model.kernels import Call
@@ -27,14 +28,14 @@ def cudnn_objection(call: Call) -> str | None:
         return "it knows no segments"
     if call.dtype not in ("bfloat16", "float16"):
         return f"it computes in 16 bits, not {call.dtype}"
-    if not call.ordered or call.queries != call.keys:
+    if not call.ordered or call.queries != call.keys or call.window or call.chunk:
         return "it masks whole rows alone"
     if call.head_width % 8 or call.head_width > 128:
         return f"it needs a head width that is a multiple of 8 up to 128, not {call.head_width}"
     return None
 
 
-def cudnn(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask) -> jax.Array:
+def cudnn(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask, how: Scoring) -> jax.Array:
     """cuDNN's flash attention through JAX; causal rows without segments, 16 bits."""
     B, T, K, G, H = q_BTKGH.shape
     q_BTNH = q_BTKGH.reshape(B, T, K * G, H)
@@ -45,15 +46,17 @@ def cudnn(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask) 
 def splash_objection(call: Call) -> str | None:
     if call.platform != "tpu":
         return f"it is for TPUs, this is {call.platform}"
-    if not call.ordered or call.queries != call.keys:
-        return "it masks whole rows alone"
+    if not call.ordered or call.queries != call.keys or call.chunk:
+        return "it masks whole rows and windows alone"
     if call.queries % SPLASH_BLOCKS[-1]:
         return f"it needs a context that is a multiple of {SPLASH_BLOCKS[-1]}, not {call.queries}"
     return None
 
 
-def splash(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask, interpret: bool = False) -> jax.Array:
-    """JAX's own Pallas kernel for TPUs, forward and backward, with segments; blocks above the diagonal are skipped."""
+def splash(
+    q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask, how: Scoring, interpret: bool = False
+) -> jax.Array:
+    """JAX's own Pallas kernel for TPUs, forward and backward, with segments; blocks that the mask hides are skipped."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -62,8 +65,10 @@ def splash(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask,
     names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
     blocks: Any = dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block)
     sizes = kernel.BlockSizes(**blocks)
-    rows = masks.MultiHeadMask([masks.CausalMask((T, T))] * G)
-    one = kernel.make_splash_mqa_single_device(rows, block_sizes=sizes, interpret=interpret)
+    seen = masks.CausalMask((T, T)) if mask.window is None else masks.LocalMask((T, T), (mask.window - 1, 0), 0)
+    one = kernel.make_splash_mqa_single_device(
+        masks.MultiHeadMask([seen] * G), block_sizes=sizes, attn_logits_soft_cap=how.soft_cap, interpret=interpret
+    )
     segments_BT = mask.query_segment_BT
     if segments_BT is None:
         segments_BT = jnp.ones((1, T), jnp.int32)

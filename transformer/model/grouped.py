@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.model import cache, kernels
-from transformer.model.layers import Einsum
+from transformer.model import cache, kernels, spans
+from transformer.model.layers import Einsum, weight
 from transformer.model.masks import Mask
-from transformer.model.positions import rotate
+from transformer.model.positions import Relative, rotate
+from transformer.model.scores import Scoring, Softmax, scoring
 from transformer.parallel.rules import spec
 from transformer.settings import settings
 
@@ -68,23 +70,59 @@ class GroupedAttention(nn.Module):
 
         q_BTNH = project("query", N, "heads")
         k_BTKH, v_BTKH = project("key", K, "kv_heads"), project("value", K, "kv_heads")
+        if c.attention.qk_norm != "none":
+            q_BTNH = HeadNorm(c, "heads", name="query_norm")(q_BTNH)
+            k_BTKH = HeadNorm(c, "kv_heads", name="key_norm")(k_BTKH)
         if rotation is not None:
             q_BTNH, k_BTKH = rotate(q_BTNH, rotation), rotate(k_BTKH, rotation)
 
-        new_cache = None
-        k_BSKH, v_BSKH = k_BTKH, v_BTKH
+        new_cache, k_BSKH, v_BSKH = None, k_BTKH, v_BTKH
+        mask = spans.restrict(c.attention.span, mask)
         if view is not None:
-            new_cache = cache.write(view, k_BTKH, v_BTKH)
-            k_BSKH, v_BSKH = cache.read(new_cache)
+            new_cache, k_BSKH, v_BSKH, mask = cache.extend(view, k_BTKH, v_BTKH, mask, spans.reach(c.attention.span))
 
         B, T = q_BTNH.shape[:2]
         grouped = spec("batch", "time", "kv_heads", None, "head_width")
         q_BTKGH = jax.lax.reshape(q_BTNH, (B, T, K, N // K, H), out_sharding=grouped)
-        mixed_BTKGH = kernels.attend(c.attention.kernel, q_BTKGH, k_BSKH, v_BSKH, mask)
+        mixed_BTKGH = kernels.attend(c.attention.kernel, q_BTKGH, k_BSKH, v_BSKH, mask, self.scoring(K))
         flat = spec("batch", "time", "heads", "head_width")
         mixed_BTNH = jax.lax.reshape(mixed_BTKGH, (B, T, N, H), out_sharding=flat)
+        if c.attention.gate:
+            mixed_BTNH = mixed_BTNH * jax.nn.sigmoid(project("gate", N, "heads"))
 
         stream = ("batch", "time", "stream")
         axes = ("heads", "head_width", "width")
         back = Einsum((N, H, D), axes, stream, c.residual_std, c.bias, role="residual", name="out")
         return back("BTNH,NHD->BTD", mixed_BTNH), new_cache
+
+    def scoring(self, K: int) -> Scoring:
+        """What is done with scores, with the weights that it has."""
+        c = self.config
+        learned = {}
+        G = c.heads // K
+        if isinstance(c.attention.scores, Softmax) and c.attention.scores.sinks:
+            learned["sinks_KG"] = weight(self, "sinks", (K, G), ("kv_heads", "group"), role="bias", std=0.0)
+        if isinstance(c.positions, Relative):
+            shape, axes = (c.positions.buckets, K, G), ("position", "kv_heads", "group")
+            learned["table_XKG"] = weight(self, "distances", shape, axes, role="position", std=c.init_std)
+        return scoring(c, K, **learned)
+
+
+class HeadNorm(nn.Module):
+    """Queries or keys scaled to a root mean square of one, over each head or over all of them together, in float32.
+
+    Over the head: arXiv:2302.05442; over the width: OLMo 2, arXiv:2501.00656, section 3.2.
+    """
+
+    config: Model
+    axis: str
+
+    @nn.compact
+    def __call__(self, x_BTNH: jax.Array) -> jax.Array:
+        c = self.config
+        head = c.attention.qk_norm == "head"
+        x32 = x_BTNH.astype(jnp.float32)
+        y = x32 * jax.lax.rsqrt(jnp.square(x32).mean(-1 if head else (-2, -1), keepdims=True) + c.norm.epsilon)
+        shape, axes = ((c.head_size,), ("head_width",)) if head else (x_BTNH.shape[2:], (self.axis, "head_width"))
+        scale = weight(self, "scale", shape, axes, role="scale", std=0.0)
+        return (y * scale.reshape((1,) * (4 - scale.ndim) + scale.shape)).astype(x_BTNH.dtype)

@@ -5,13 +5,16 @@ B rows, T positions, D model width, N heads, H width of one head.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
+from transformer.errors import UserError
 from transformer.model.layers import weight
 from transformer.parallel.rules import spec
 from transformer.settings import settings
@@ -33,10 +36,74 @@ class Sinusoidal:
 
 
 @settings
+class Unscaled:
+    """Angles as they are."""
+
+
+@settings
+class Linear:
+    """Positions divided by ``factor``. arXiv:2306.15595."""
+
+    factor: float = 2.0
+
+
+@settings
+class Ntk:
+    """The base grows so that the slowest angle is divided by ``factor`` and the fastest stays (bloc97, 2023)."""
+
+    factor: float = 2.0
+
+
+@settings
+class Yarn:
+    """Slow angles divided by ``factor``, fast ones kept, a ramp between; scores a little sharper. arXiv:2309.00071."""
+
+    factor: float = 2.0
+    original_context: int = 2048  # that the model was trained with
+    fast: float = 32.0  # angles that turn more often than this within it are kept
+    slow: float = 1.0  # those that turn less often are divided
+    sharpen: bool = True  # the paper's 0.1 log(factor) + 1 on queries and keys
+
+
+@settings
+class Llama3:
+    """As Yarn, the ramp over wave lengths and without sharper scores. Llama 3.1's code and arXiv:2407.21783."""
+
+    factor: float = 8.0
+    original_context: int = 8192
+    low: float = 1.0  # wave lengths above original_context / low are divided
+    high: float = 4.0  # those below original_context / high are kept
+
+
+@settings
 class Rotary:
     """Queries and keys rotated by an angle that grows with the position. arXiv:2104.09864; half-split layout."""
 
     base: float = 10_000.0
+    share: float = 1.0  # of a head's width, from its start, that is rotated
+    scaling: Unscaled | Linear | Ntk | Yarn | Llama3 = Unscaled()
+
+    def features(self, head_width: int) -> int:
+        """How many numbers of a head are rotated."""
+        return round(head_width * self.share)
+
+
+@settings
+class Alibi:
+    """Scores fall with the distance, in each head at a speed of its own. arXiv:2108.12409; see `scores`."""
+
+
+@settings
+class Relative:
+    """A learned number for each bucket of distances and each head, added to the scores (T5). See `scores`."""
+
+    buckets: int = 32
+    farthest: int = 128  # from this distance on all share the last bucket
+
+
+@settings
+class None_:
+    """No positions at all: the causal mask alone tells them apart. arXiv:2305.19466."""
 
 
 class Signal(NamedTuple):
@@ -51,15 +118,45 @@ def angles(positions_BT: jax.Array, features: int, base: float) -> jax.Array:
 
     In float32 whatever the compute dtype: in bfloat16 the positions 256 and 257 would be one.
     """
-    frequency = base ** (-jnp.arange(0, features, 2, dtype=jnp.float32) / features)
-    return positions_BT.astype(jnp.float32)[..., None] * frequency[None, None, :]
+    return positions_BT.astype(jnp.float32)[..., None] * jnp.asarray(speeds(features, base))[None, None, :]
+
+
+def speeds(features: int, base: float) -> np.ndarray:
+    """The angle from one position to the next, of each pair: base^(-2i/features), float32 [features/2]."""
+    return np.asarray(base ** (-np.arange(0, features, 2) / features), np.float32)
+
+
+def scaled_speeds(rotary: Rotary, features: int) -> np.ndarray:
+    """``speeds`` as the rotary's scaling changes them."""
+    scaling, base = rotary.scaling, rotary.base
+    speed = speeds(features, base)
+    if isinstance(scaling, Linear):
+        return speed / np.float32(scaling.factor)
+    if isinstance(scaling, Ntk):
+        return speeds(features, base * scaling.factor ** (features / (features - 2)))
+    if isinstance(scaling, Yarn):
+        turns = scaling.original_context * speed / (2 * math.pi)
+        # The ramp is over the pairs' numbers, from the last that turns ``fast`` times to the first that does ``slow``.
+        i = [
+            features * math.log(scaling.original_context / (2 * math.pi * x)) / (2 * math.log(base))
+            for x in (scaling.fast, scaling.slow)
+        ]
+        first, last = max(math.floor(i[0]), 0), min(math.ceil(i[1]), features - 1)
+        kept = 1 - np.clip((np.arange(len(turns)) - first) / max(last - first, 1e-3), 0, 1)
+        return np.asarray(speed * kept + speed / scaling.factor * (1 - kept), np.float32)
+    if isinstance(scaling, Llama3):
+        ratio = scaling.original_context * speed / (2 * math.pi)  # wave lengths in the original context
+        kept = np.clip((ratio - scaling.low) / (scaling.high - scaling.low), 0, 1)
+        return np.asarray(speed * kept + speed / scaling.factor * (1 - kept), np.float32)
+    return speed
 
 
 def rotate(x_BTNH: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotate the pairs (i, i + H/2) of each head by its position's angle, in float32."""
+    """Rotate the pairs (i, i + R/2) of the first R numbers of each head by its position's angle, in float32."""
     cos_BT1h, sin_BT1h = (part[:, :, None, :] for part in rotation)
-    first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
-    turned = (first * cos_BT1h - second * sin_BT1h, second * cos_BT1h + first * sin_BT1h)
+    half = cos_BT1h.shape[-1]
+    first, second, rest = jnp.split(x_BTNH.astype(jnp.float32), (half, 2 * half), axis=-1)
+    turned = (first * cos_BT1h - second * sin_BT1h, second * cos_BT1h + first * sin_BT1h, rest)
     return jnp.concatenate(turned, axis=-1).astype(x_BTNH.dtype)
 
 
@@ -89,9 +186,23 @@ class RotaryPositions(nn.Module):
     config: Model
 
     def __call__(self, positions_BT: jax.Array) -> Signal:
-        assert isinstance(self.config.positions, Rotary)
-        angle = angles(positions_BT, self.config.head_size, self.config.positions.base)
-        return Signal(rotation=(jnp.cos(angle), jnp.sin(angle)))
+        rotary = self.config.positions
+        assert isinstance(rotary, Rotary)
+        speed = jnp.asarray(scaled_speeds(rotary, rotary.features(self.config.head_size)))
+        angle = positions_BT.astype(jnp.float32)[..., None] * speed[None, None, :]
+        size = 1.0
+        if isinstance(rotary.scaling, Yarn) and rotary.scaling.sharpen:
+            size = 0.1 * math.log(rotary.scaling.factor) + 1
+        return Signal(rotation=(size * jnp.cos(angle), size * jnp.sin(angle)))
+
+
+class ScoresPositions(nn.Module):
+    """Positions that only the scores know of, or nobody."""
+
+    config: Model
+
+    def __call__(self, positions_BT: jax.Array) -> Signal:
+        return Signal()
 
 
 # A kind of position is one row: its settings and the module that turns positions into a signal.
@@ -99,7 +210,36 @@ POSITIONS: dict[type, type[nn.Module]] = {
     Learned: LearnedPositions,
     Sinusoidal: SinusoidalPositions,
     Rotary: RotaryPositions,
+    Alibi: ScoresPositions,
+    Relative: ScoresPositions,
+    None_: ScoresPositions,
 }
+
+
+def check(model: Model) -> None:
+    """UserError for positions that cannot be built."""
+    positions, where = model.positions, "config.model.positions"
+    if isinstance(positions, Rotary):
+        features = positions.features(model.head_size)
+        if not 0 < positions.share <= 1 or features % 2 or not features:
+            raise UserError(
+                f"{where}.share: rotary needs an even part of the head width of {model.head_size}, found {features} "
+                f"of it; set positions.share, or an even head width"
+            )
+        for name in ("factor", "original_context", "fast", "slow", "low", "high"):
+            if getattr(positions.scaling, name, 1) <= 0:
+                raise UserError(f"{where}.scaling.{name}: {getattr(positions.scaling, name)} is not above 0")
+        if isinstance(positions.scaling, Ntk) and features == 2:
+            raise UserError(f"{where}.scaling: ntk needs more than one pair of numbers in a head")
+    if isinstance(positions, Sinusoidal) and model.width % 2:
+        raise UserError(f"{where}: sinusoidal needs an even width, found {model.width}")
+    if isinstance(positions, Rotary | Sinusoidal) and positions.base <= 1:
+        raise UserError(f"{where}.base: {positions.base} is not above 1")
+    if isinstance(positions, Relative) and not 2 <= positions.buckets // 2 < positions.farthest:
+        raise UserError(
+            f"{where}.buckets: {positions.buckets} buckets do not divide the distances to {positions.farthest}; "
+            f"set 4 or more, and less than twice that distance"
+        )
 
 
 def lookup(table_XD: jax.Array, ids_BT: jax.Array) -> jax.Array:

@@ -3,6 +3,8 @@
 Letters: B rows, T positions, D model width, V vocabulary, L blocks.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +19,9 @@ from transformer.model.config import Model
 from transformer.model.layers import by_declaration, product, weight
 from transformer.model.masks import Mask
 from transformer.model.norms import Norm
-from transformer.model.positions import POSITIONS, lookup
+from transformer.model.positions import POSITIONS, Rotary, lookup
+from transformer.model.scores import capped
+from transformer.model.spans import has_chunks, period
 from transformer.parallel.rules import spec
 
 
@@ -25,7 +29,7 @@ class Transformer(nn.Module):
     """Decoder-only, pre-norm: arXiv:1706.03762 in the form of the GPT-2 report.
 
     ``apply({"params": params}, tokens_BT, positions_BT, mask)`` gives (logits_BTV in float32, None).
-    With a ``cache`` and the ``places_BT`` where this call's keys and values go, the second result
+    With a ``cache`` and the ``index_BT`` of these tokens in their texts (`cache.View`), the second result
     is the updated cache. With ``only_B`` the logits are those of one position of each row, [B, 1, V].
     ``train`` turns dropout on (it needs ``rngs={"dropout": key}``). The first result is what ``head`` makes of
     the normed stream and the unembedding: the logits, or in training the loss, which need not hold them all.
@@ -42,7 +46,7 @@ class Transformer(nn.Module):
         positions_BT: jax.Array,
         mask: Mask,
         cache: Any = None,
-        places_BT: jax.Array | None = None,
+        index_BT: jax.Array | None = None,
         only_B: jax.Array | None = None,
         head: Callable[[jax.Array, jax.Array], Any] | None = None,
     ) -> tuple[Any, Any]:
@@ -57,8 +61,11 @@ class Transformer(nn.Module):
             if signal.added_BTD is not None:
                 x_BTD = x_BTD + signal.added_BTD
             x_BTD = dropout(self, x_BTD.astype(dtype), c.dropout, self.train)
+            x_BTD = Norm(c, name="embedding_norm")(x_BTD) if c.norms == "peri" else x_BTD
 
-        x_BTD, cache = self.blocks(x_BTD, mask, signal.rotation, cache, places_BT)
+        if cache is None and has_chunks(c.attention.span):  # counted in the text, not in the row it was packed into
+            mask = dataclasses.replace(mask, query_position_BT=positions_BT, key_position_BS=positions_BT)
+        x_BTD, cache = self.blocks(x_BTD, mask, signal.rotation, cache, index_BT)
 
         if only_B is not None:
             rows_B = jnp.arange(only_B.shape[0])
@@ -69,50 +76,82 @@ class Transformer(nn.Module):
             unembedding_VD = embedding_VD
             if not c.tie_embeddings:
                 unembedding_VD = weight(self, "unembedding", *table, role="unembedding", std=c.init_std)
-            return (head or logits)(x_BTD, unembedding_VD), cache
+            return (head or functools.partial(logits, cap=c.logits_soft_cap))(x_BTD, unembedding_VD), cache
 
-    def blocks(self, x_BTD: jax.Array, mask: Mask, rotation: Any, cache: Any, places_BT: Any) -> tuple[jax.Array, Any]:
-        """The stack of L blocks. Their weights lie stacked along a first dimension, scanned or unrolled."""
-        c = self.config
-        block = Block(c, self.train, parent=None)
+    def blocks(self, x_BTD: jax.Array, mask: Mask, rotation: Any, cache: Any, index_BT: Any) -> tuple[jax.Array, Any]:
+        """The stack of L blocks, gone through once or in loops. Their weights lie stacked along a first dimension,
+        scanned or unrolled. What is scanned is one period of the pattern: the settings of its blocks differ."""
+        c, p = self.config, period(self.config.attention.span)
+        pattern = [Block(c.block(i), self.train, parent=None) for i in range(p)]
         if self.is_initializing():
-            key = self.make_rng("params")
+            key, block = self.make_rng("params"), pattern[0]
             one = jax.eval_shape(block.init, key, x_BTD, mask, rotation)
             stacked = jax.vmap(lambda i: block.init(jax.random.fold_in(key, i), x_BTD, mask, rotation)["params"])
             self.put_variable("params", "blocks", stacked(jnp.arange(c.depth)))
             self.put_variable("declarations", "blocks", by_declaration(lambda w: w.stack(c.depth), one["declarations"]))
         params_L: Any = self.get_variable("params", "blocks")
-        drop = self.make_rng("dropout") if self.train and c.dropout else None
+        drop = self.make_rng("dropout") if self.train and (c.dropout or c.layer_drop) else None
 
-        def apply(x_BTD: jax.Array, one: Any, params: Any, i: Any) -> Any:
-            view = None if one is None else View(one, places_BT)
+        def apply(x_BTD: jax.Array, one: Any, params: Any, i: Any, j: int) -> Any:
+            view = None if one is None else View(one, index_BT)
+            own = rotation if isinstance(c.block(j).positions, Rotary) else None
             rngs = {} if drop is None else {"dropout": jax.random.fold_in(drop, i)}
-            return block.apply({"params": params}, x_BTD, mask, rotation, view, rngs=rngs)
+            y_BTD, new = pattern[j].apply({"params": params}, x_BTD, mask, own, view, rngs=rngs)
+            if drop is not None and c.layer_drop:
+                kept = jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(drop, i), 1), 1 - c.layer_drop)
+                y_BTD = jnp.where(kept, y_BTD, x_BTD)
+            return y_BTD, new
 
         if c.remat != "none":
-            apply = jax.checkpoint(apply, policy=_POLICIES[c.remat], static_argnums=(3,) if c.unrolled else ())
+            static = (3, 4) if c.unrolled else (4,)
+            apply = jax.checkpoint(apply, policy=_POLICIES[c.remat], static_argnums=static)
+        places = list(range(c.depth * c.loops))  # of blocks on the way, each with a cache of its own
         if c.unrolled:
             caches = []
-            for i in range(c.depth):
-                x_BTD, one = apply(x_BTD, cache and cache[i], block_weights(params_L, i), i)
+            for i in places:
+                x_BTD, one = apply(x_BTD, cache and cache[i], block_weights(params_L, i % c.depth), i, i % c.depth % p)
                 caches.append(one)
             return x_BTD, cache and tuple(caches)
 
-        def scanned(carry: Any, block: Any) -> Any:
-            (x_BTD, cache), (params, i) = carry, block
-            x_BTD, one = apply(x_BTD, jax.tree.map(lambda old: old[i], cache), params, i)
-            put = jax.lax.dynamic_update_index_in_dim
-            return (x_BTD, jax.tree.map(lambda old, new: put(old, new, i, 0), cache, one)), None
+        n = c.depth // p  # whole periods; the blocks after them are written out
 
-        return jax.lax.scan(scanned, (x_BTD, cache), (params_L, jnp.arange(c.depth)))[0]
+        def scanned(carry: Any, unit: Any) -> Any:
+            (x_BTD, cache), (params, i) = carry, unit
+            new = []
+            for j in range(p):
+                here = jax.tree.map(lambda old: old[i], cache and cache[j])
+                x_BTD, there = apply(x_BTD, here, block_weights(params, j), first + i * p + j, j)
+                new.append(there)
+            put = jax.lax.dynamic_update_index_in_dim
+            return (x_BTD, jax.tree.map(lambda old, one: put(old, one, i, 0), cache, cache and tuple(new))), None
+
+        units = jax.tree.map(lambda w: w[: n * p].reshape(n, p, *w.shape[1:]), params_L)
+        caches = []
+        for loop in range(c.loops):
+            first = loop * c.depth
+            old, rest = cache[loop] if cache else (None, (None,) * (c.depth - n * p))
+            (x_BTD, new), _ = jax.lax.scan(scanned, (x_BTD, old), (units, jnp.arange(n)))
+            last = []
+            for i in range(n * p, c.depth):
+                x_BTD, one = apply(x_BTD, rest[i - n * p], block_weights(params_L, i), first + i, i % p)
+                last.append(one)
+            caches.append((new, tuple(last)))
+        return x_BTD, cache and tuple(caches)
 
 
 def empty_cache(config: Model, rows: int, places: int) -> Any:
-    """What generation remembers, before anything was read: a cache for each block, in a tuple or, scanned, stacked."""
-    one = attention.kind(config).allocate(config, rows, places)
-    if config.unrolled:
-        return (one,) * config.depth
-    return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (config.depth, *x.shape)), one)
+    """What generation remembers, before anything was read: a cache for each block that is gone through, in a tuple; or,
+    scanned, for each loop a tuple of those of a period's blocks, stacked, and one of those of the blocks after them."""
+    c, p = config, period(config.attention.span)
+
+    def one(i: int) -> Any:
+        return attention.kind(c).allocate(c.block(i), rows, places)
+
+    if c.unrolled:
+        return tuple(one(i) for i in range(c.depth)) * c.loops
+    n = c.depth // p
+    stacked = tuple(jax.tree.map(lambda x: jnp.broadcast_to(x[None], (n, *x.shape)), one(j)) for j in range(p))
+    return ((stacked, tuple(one(i) for i in range(n * p, c.depth))),) * c.loops
 
 
 def block_weights(params_L: Any, i: int) -> Any:
@@ -128,10 +167,11 @@ def unstack(config: Model, params: Any) -> Any:
     return jax.lax.optimization_barrier({**params, "blocks": blocks})
 
 
-def logits(x_BTD: jax.Array, unembedding_VD: jax.Array) -> jax.Array:
-    """A score for every next token, float32 [B, T, V]."""
+def logits(x_BTD: jax.Array, unembedding_VD: jax.Array, cap: float | None = None) -> jax.Array:
+    """A score for every next token, float32 [B, T, V], held below ``cap``."""
     V = unembedding_VD.shape[0]
-    return product(x_BTD, unembedding_VD.T, (V,), ("batch", "time", "vocab"), jnp.float32)
+    logits_BTV = product(x_BTD, unembedding_VD.T, (V,), ("batch", "time", "vocab"), jnp.float32)
+    return logits_BTV if cap is None else capped(logits_BTV, cap)[0]
 
 
 _POLICIES = {

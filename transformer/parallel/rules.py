@@ -22,6 +22,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "vocab": ("tensor",),
     "heads": ("tensor",),  # query heads
     "kv_heads": ("tensor",),  # key/value heads, and the query groups that share them
+    "group": (),  # query heads that share a key/value head
     "head_width": (),
     "mlp": ("tensor",),
     "position": (),

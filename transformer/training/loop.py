@@ -20,7 +20,7 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.errors import UserError
 from transformer.files import CHECKPOINTS, PROVENANCE, alone
 from transformer.jsons import finite, write_json
-from transformer.model.kernels import choose_for_training
+from transformer.model.attention import kernels_for_training
 from transformer.parallel.context import arrange
 from transformer.parallel.mesh import make_mesh
 from transformer.parallel.rules import spec
@@ -55,7 +55,7 @@ def training(experiment: Experiment, workdir: Path, cache: Path, argv: list[str]
     check_vocabulary(experiment, prepared)
     check_prompts(experiment, prepared)
     model = experiment.model
-    kernel, why = choose_for_training(model.attention.kernel, model.context, model.head_size, model.dtype)
+    chosen = kernels_for_training(model)
     if known:
         runs.check_text(workdir, prepared.content_hash, prepared.tokenizer.fingerprint)
     loader = Loader(
@@ -82,7 +82,8 @@ def training(experiment: Experiment, workdir: Path, cache: Path, argv: list[str]
         }
         if start == experiment.train.steps and start in measured:
             return
-        say(f"attention kernel: {kernel} ({why})")
+        for kernel, why in chosen.items():
+            say(f"attention kernel: {kernel} ({why})")
         if found:
             say(f"{workdir}: going on after step {start} of {experiment.train.steps}")
         origin = runs.provenance(argv, data=prepared.report, content_hash=prepared.content_hash)

@@ -26,10 +26,11 @@ class Sums(NamedTuple):
 
 
 class Penalties(NamedTuple):
-    """What the objective adds to the cross-entropy."""
+    """What the objective adds to the cross-entropy, and the cap of the logits."""
 
     z_loss: float = 0.0
     label_smoothing: float = 0.0
+    soft_cap: float | None = None
 
 
 def sums_in_parts(
@@ -92,7 +93,14 @@ def _local(
 
     def part(x_BtD: Any, targets_Bt: Any, weights_Bt: Any) -> Any:
         def objective(x_BtD: Any, unembedding_VD: Any) -> Any:
-            sums = token_sums(logits(x_BtD, unembedding_VD), targets_Bt, weights_Bt, **kinds._asdict(), vocab=vocab)
+            sums = token_sums(
+                logits(x_BtD, unembedding_VD, kinds.soft_cap),
+                targets_Bt,
+                weights_Bt,
+                z_loss=kinds.z_loss,
+                label_smoothing=kinds.label_smoothing,
+                vocab=vocab,
+            )
             return sums.objective, sums
 
         (slope_BtD, slope_VD), sums = jax.grad(objective, (0, 1), has_aux=True)(x_BtD, unembedding_VD)

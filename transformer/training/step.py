@@ -94,7 +94,7 @@ def part_gradients(experiment: Experiment, state: State, batch: Any, part: int, 
     mask = causal(model_config.context, batch.segments_BT)
 
     def loss(x_BTD: jax.Array, unembedding_VD: jax.Array) -> Sums:
-        kinds = Penalties(train.z_loss, train.label_smoothing)
+        kinds = Penalties(train.z_loss, train.label_smoothing, model_config.logits_soft_cap)
         return sums_in_parts(kinds, x_BTD, unembedding_VD, batch.targets_BT, batch.weights_BT)
 
     def objective(params: Any) -> tuple[jax.Array, Sums]:
