@@ -56,6 +56,8 @@ def submit(job: Job, options: Mapping[str, str]) -> int:
             _say(f"{job.name} is job {found.number} already, {found.state.lower()}")
         else:
             lay_out(plan)
+            for stale in (ENDED, OUTPUT):
+                (plan.directory / stale).unlink(missing_ok=True)
             (plan.directory / "arguments").write_bytes(words)
             _script(job).write_bytes(text)
             number = _slurm("sbatch", "--parsable", str(_script(job))).strip().partition(";")[0]
