@@ -170,11 +170,12 @@ def _ended(job: Job, number: str) -> int:
         shown = _slurm("scontrol", "show", "job", "-o", number)
         state = re.search(r" JobState=(\w+)", shown)
         exits = re.search(r" ExitCode=(\d+):(\d+)", shown)
-        if state and state[1] in ("CANCELLED", "TIMEOUT", "PREEMPTED"):
-            return 143
-        if state and state[1] in ("NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"):
-            return 137
-        if exits:
+        if state and exits:
+            _say(f"job {number} left no word; Slurm says {state[1]}")
+            if state[1] in ("CANCELLED", "TIMEOUT", "PREEMPTED"):
+                return 143
+            if state[1] in ("NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"):
+                return 137
             return int(exits[1]) or (128 + int(exits[2]) if int(exits[2]) else 0)
     _say(f"job {number} is gone, and how it ended is not known")
     return 1

@@ -72,7 +72,10 @@ def checkout(home: Path) -> Path:
 
 
 def behave(place: Path, **tasks: list[str]) -> None:
-    """What the processes do, by ``_NUMBER``, in their first attempt, the second, ...: "exit STATUS SECONDS", "long", "stubborn"."""
+    """What the processes do, by ``_NUMBER``, in their first attempt, the second, ...
+
+    "exit STATUS SECONDS" leaves after so long, "long" counts on for minutes, "stubborn" is deaf to signals.
+    """
     place.mkdir(parents=True, exist_ok=True)
     (place / "behaviour").write_text(json.dumps({name.strip("_"): what for name, what in tasks.items()}))
 

@@ -125,12 +125,17 @@ def cluster(home: Path) -> Iterator[dict[str, str]]:
 
 
 def _release(env: dict[str, str], over: threading.Event) -> None:
-    """Slurm has a job that was queued again wait for two minutes; here it goes on at once."""
+    """Slurm has a job that was queued again wait for two minutes; here for two seconds.
+
+    Within one second of its end a node takes it for the same attempt, and refuses it.
+    """
+    seen: set[str] = set()
     while not over.wait(0.3):
         for line in _output(["squeue", "-h", "-o", "%i %r"], env).splitlines():
             number, _, reason = line.partition(" ")
-            if reason == "BeginTime":
-                _output(["scontrol", "update", f"jobid={number}", "StartTime=now"], env)
+            if reason == "BeginTime" and number not in seen:
+                _output(["scontrol", "update", f"jobid={number}", "StartTime=now+2"], env)
+            (seen.add if reason == "BeginTime" else seen.discard)(number)
 
 
 def _output(command: list[str], env: dict[str, str]) -> str:

@@ -1,5 +1,6 @@
 """python -m launch slurm, driven for real: a Slurm of two nodes on this machine runs what the launcher makes."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -86,7 +87,7 @@ def test_a_job_that_is_sent_sigterm_is_queued_again_and_resumes(home, env):
     time.sleep(0.5)
     (number,) = {line.split()[0] for line in queue(env)}
     subprocess.run(["scancel", "--signal=TERM", number], env=env, check=True)
-    out, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     for task in (0, 1):
         assert noted(home / "runs/out", "received", task) == [[signal.SIGTERM]], "the signal came more than once"
@@ -228,16 +229,26 @@ needs_hosts = pytest.mark.skipif(
     importlib.util.find_spec("transformer.parallel.hosts") is None,
     reason="training on many hosts needs transformer/parallel/hosts.py",
 )
-TINY = (
-    "--config=experiments/tiny.py --config.model.depth=1 --config.model.width=16 --config.train.batch=4"
-    " --config.train.steps=400 --config.train.eval_every=400 --config.train.checkpoint_every=400"
-    " --config.train.eval_windows=2 --config.mesh.data=2 --json --name=tiny"
-).split()
+SETTINGS = {
+    "model.depth": 1,
+    "model.width": 16,
+    "train.batch": 4,
+    "train.steps": 400,
+    "train.eval_every": 400,
+    "train.eval_windows": 2,
+    "train.checkpoint_every": 400,
+    "mesh.data": 2,
+}
+TINY = ["--config=experiments/tiny.py", *(f"--config.{name}={value}" for name, value in SETTINGS.items())]
+
+
+def has_lines(path: Path) -> bool:
+    return path.exists() and path.read_text().count("\n") >= 2
 
 
 @needs_hosts
 def test_a_real_training_run_on_two_tasks_resumes_and_ends_as_one_that_was_never_stopped(tmp_path, env):
-    records = {}
+    records, flags = {}, ["--name=tiny", "--workdir=runs/tiny", f"--cache={tmp_path}/cache"]
     for stopped in (True, False):
         home = tmp_path / str(stopped)
         shutil.copytree(ROOT / "launch", home / "launch", ignore=shutil.ignore_patterns("__pycache__"))
@@ -245,12 +256,10 @@ def test_a_real_training_run_on_two_tasks_resumes_and_ends_as_one_that_was_never
             shutil.copytree(ROOT / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
         (home / ".gitignore").write_text("/runs/\n__pycache__/\n")
         subprocess.run(["git", "init", "-q"], cwd=home, check=True)
-        process = start(
-            home, {**env, "JAX_PLATFORMS": "cpu"}, *TINY, "--workdir=runs/tiny", f"--cache={tmp_path}/cache"
-        )
+        process = start(home, {**env, "JAX_PLATFORMS": "cpu"}, *TINY, "--json", *flags)
         metrics = home / "runs/tiny/metrics.jsonl"
         if stopped:
-            until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, seconds=60)
+            until(functools.partial(has_lines, metrics), seconds=60)
             number = queue(env)[0].split()[0]
             subprocess.run(["scancel", "--signal=TERM", number], env=env, check=True)
         out, err = process.communicate(timeout=120)
