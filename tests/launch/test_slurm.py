@@ -233,10 +233,11 @@ SETTINGS = {
     "model.depth": 1,
     "model.width": 16,
     "train.batch": 4,
-    "train.steps": 400,
-    "train.eval_every": 400,
+    "train.steps": 150,
+    "train.eval_every": 150,
+    "train.log_every": 5,
     "train.eval_windows": 2,
-    "train.checkpoint_every": 400,
+    "train.checkpoint_every": 150,
     "mesh.data": 2,
 }
 TINY = ["--config=experiments/tiny.py", *(f"--config.{name}={value}" for name, value in SETTINGS.items())]
@@ -264,7 +265,7 @@ def test_a_real_training_run_on_two_tasks_resumes_and_ends_as_one_that_was_never
             subprocess.run(["scancel", "--signal=TERM", number], env=env, check=True)
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, err.decode()
-        assert json.loads(out)["step"] == 400
+        assert json.loads(out)["step"] == 150
         assert (b"back into the queue" in err) == stopped
         records[stopped] = metrics.read_bytes()
     assert records[True] == records[False]
