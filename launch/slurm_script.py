@@ -111,7 +111,7 @@ def script(plan: Plan, job: Job, options: Mapping[str, str]) -> str:
     return "\n".join(
         [
             "#!/bin/bash",
-            *(f"#SBATCH {_directive(line)}" for line in lines + shlex.split(options["sbatch"])),
+            *(f"#SBATCH {_directive(line)}" for line in lines + _further(options["sbatch"])),
             "",
             *(f"export {name}={_quote(str(value))}" for name, value in exports.items()),
             f"cd {_quote(str(plan.code / plan.inside))} || exit 2",
@@ -126,6 +126,16 @@ def _git(plan: Plan) -> dict[str, object]:
     """With these, a run's record of commit and changes is that of the copy, whatever becomes of the checkout."""
     found = subprocess.run(["git", "rev-parse", "--absolute-git-dir"], cwd=code.ROOT, capture_output=True)
     return {"GIT_DIR": os.fsdecode(found.stdout).removesuffix("\n"), "GIT_WORK_TREE": plan.code}
+
+
+def _further(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = [""]
+    if not all(word.startswith("-") for word in words):
+        raise UserError(f"--sbatch: {text!r} is not a list of options; write --sbatch='--mem=64G --constraint=a100'")
+    return words
 
 
 def _directive(option: str) -> str:

@@ -31,7 +31,7 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def home(tmp_path: Path, env: dict[str, str]) -> Iterator[Path]:
-    yield checkout(tmp_path / "a checkout")
+    yield checkout(tmp_path / "a %j checkout")
     subprocess.run(["scancel", "--user=root"], env=env, check=True)
     until(lambda: not queue(env))
 
