@@ -61,7 +61,9 @@ def make_plan(job: Job) -> Plan:
 def lay_out(plan: Plan) -> None:
     """Write the code; beside it, links to all that lies where the launch is and is not code."""
     plan.archive.parent.mkdir(parents=True, exist_ok=True)
-    plan.archive.write_bytes(plan.packed)
+    part = plan.archive.with_name(f".{os.getpid()}.part")
+    part.write_bytes(plan.packed)
+    part.replace(plan.archive)  # at once: a job with the same code may be reading it
     code.unpack(plan.packed, plan.code)
     here = Path.cwd()
     if plan.outputs:

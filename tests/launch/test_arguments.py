@@ -43,7 +43,7 @@ def test_wrong_use_of_a_flag(words, wrong):
 
 
 @pytest.mark.parametrize(
-    "words", [["--zone=a", "-spot", "--spots", "zone=b", "--nodes2=3"], ["--zone=", "--spot=false"]]
+    "words", [["--zone=a", "-spot", "--spots", "zone=b", "--nodes2=3", "---spot"], ["--zone=", "--spot=false"]]
 )
 def test_what_only_looks_like_a_flag_of_the_launcher(words):
     values, rest = split(words, KNOWN)

@@ -36,6 +36,7 @@ def root(tmp_path):
 def test_what_git_would_have_is_packed_as_it_is_now(root, tmp_path):
     packed, digest = archive(root)
     assert archive(root) == (packed, digest) and digest == hashlib.sha256(packed).hexdigest()
+    assert packed[4:8] == bytes(4), "the time of packing is in it"
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:  # the independent reader
         content = {entry.name: (tar.extractfile(entry).read(), entry.mode & 0o700) for entry in tar}
     assert content == {
