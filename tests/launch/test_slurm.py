@@ -164,6 +164,14 @@ def test_a_job_that_was_cancelled_is_not_started_again(home, env):
         assert list((home / "runs/launch/j").glob("*.log"))
 
 
+def test_a_job_that_never_came_to_speak_ends_as_slurm_says(home, env):
+    number = launch(home, env, *RUN, "--detach", "--sbatch=--hold")[1].strip()
+    subprocess.run(["scancel", number], env=env, check=True)
+    until(lambda: not queue(env))
+    status, out, err = launch(home, env, "status", "--name=j")
+    assert (status, out) == (0, f"j: job {number} has ended with exit status 143\n") and "CANCELLED" in err
+
+
 def test_somebody_elses_job_of_the_same_name_is_left_alone(home, env):
     subprocess.run(["sbatch", "--job-name=j", "--wrap=sleep 60", "--output=/dev/null"], env=env, check=True, cwd=home)
     for words in (["stop"], ["status"], []):
