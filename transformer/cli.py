@@ -19,6 +19,7 @@ from absl import flags, logging
 from transformer import stopping
 from transformer.errors import UserError, did_you_mean
 from transformer.jsons import finite
+from transformer.parallel import ending, hosts
 
 PREFIX = "--config."
 
@@ -79,8 +80,9 @@ def local_path(flag: str, text: str) -> Path:
 
 
 def say(line: str) -> None:
-    """Progress and logs go to standard error; standard output is for results."""
-    print(line, file=sys.stderr, flush=True)
+    """Progress and logs go to standard error; standard output is for results. Of several processes the first speaks."""
+    if hosts.is_first():
+        print(line, file=sys.stderr, flush=True)
 
 
 def main(commands: dict[str, str], argv: Sequence[str]) -> int:
@@ -88,27 +90,27 @@ def main(commands: dict[str, str], argv: Sequence[str]) -> int:
     debug = any(re.fullmatch(r"--?debug(=(true|t|1|yes|y))?", word, re.IGNORECASE) for word in argv)
     stopping.install()
     logging.set_verbosity(logging.FATAL)  # Orbax tells much, and what matters it raises too
+    line = ""
     try:
         status = _dispatch(commands, list(argv))
         sys.stdout.flush()  # here, where a reader that left is noticed and quiet
-        return status
     except UserError as error:
         if debug:
             traceback.print_exc()
-        say(f"error: {error}")
-        return 2
+        status, line = 2, f"error: {error}"
     except stopping.Stop as stop:
-        say(f"stopped by {stop}")
-        return stop.status
+        status, line = stop.status, f"stopped by {stop}"
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say
-        return 1
+        status = 1
     except Exception as error:
-        if debug:
+        if debug and hosts.count() == 1:
             raise
-        first = (str(error).splitlines() or [""])[0]
-        say(f"failed: {type(error).__name__}: {first} (--debug shows where)")
-        return 1
+        if debug:
+            traceback.print_exc()
+        status, line = ending.of(error)
+    ending.leave(status, line)
+    return status
 
 
 def _dispatch(commands: dict[str, str], argv: list[str]) -> int:
@@ -149,7 +151,11 @@ def _dispatch(commands: dict[str, str], argv: list[str]) -> int:
         # imported, which no command has done yet; what the user has set himself stays.
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(values.cache).expanduser() / "programs"))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+    if "coordinator" in values:
+        hosts.start(values)
     result, text = command.run(Args(values, changes, [*argv]))
+    if not hosts.is_first():
+        return 0
     if values.json:
         print(json.dumps(finite(result), allow_nan=False))
     elif text:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer.errors import UserError
+from transformer.parallel.hosts import is_first
 
 
 def finite(value: Any) -> Any:
@@ -29,7 +30,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Written whole or not at all."""
+    """Written whole or not at all, by the first process."""
+    if not is_first():
+        return
     fresh = path.with_name(path.name + ".tmp")
     fresh.write_text(json.dumps(finite(data), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     fresh.replace(path)

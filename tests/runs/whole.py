@@ -112,8 +112,8 @@ def encode_and_act(*args):
         send("KILL")
     return encode(*args)
 
-def batch_and_note(self, step, start=0, stop=None):
-    batch = batch_at(self, step, start, stop)
+def batch_and_note(self, step, rows=None):
+    batch = batch_at(self, step, rows)
     with open(os.environ["BATCHES"], "a") as file:
         file.write(f"{step} {batch_hash(batch)}\\n")
     return batch

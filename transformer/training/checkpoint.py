@@ -4,6 +4,9 @@ Each holds three items, ``params``, ``optimizer`` (moments and counters) and ``p
 of the host: tokens so far, steps skipped), and DIGESTS, the sha256 of every file of theirs. Digests are
 written before Orbax renames the finished directory, so a step is there whole and with them, or not at
 all; they are checked before anything is read. Sampling and evaluating read ``params`` alone.
+
+Of several processes each writes and reads the parts of its own devices, in a directory that all of them see; process 0
+does the rest, and decides which checkpoint is read.
 """
 
 import hashlib
@@ -21,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from transformer.config import Experiment
 from transformer.errors import UserError
 from transformer.files import DIGESTS, saved_steps
+from transformer.parallel.hosts import agree, barrier, is_first
 from transformer.training.metrics import METRICS, best_step, read
 from transformer.training.state import State, init_params, init_state
 
@@ -38,10 +42,12 @@ class Checkpoints:
     def __init__(self, directory: Path, keep: int):
         """Of what is in ``directory`` already only the debris of killed saves and deletions is removed."""
         self._directory, self._keep = Path(directory).absolute(), keep
-        self._directory.mkdir(parents=True, exist_ok=True)
-        for ending in (UNFINISHED, DELETING):
-            for debris in self._directory.glob(f"*{ending}"):
-                shutil.rmtree(debris, ignore_errors=True)
+        if is_first():
+            self._directory.mkdir(parents=True, exist_ok=True)
+            for ending in (UNFINISHED, DELETING):
+                for debris in self._directory.glob(f"*{ending}"):
+                    shutil.rmtree(debris, ignore_errors=True)
+        barrier("checkpoints")
         self._saving: Path | None = None
         self._best: int | None = None
         self._writer = ocp.AsyncCheckpointer(
@@ -75,6 +81,10 @@ class Checkpoints:
 
         Newer ones that are damaged are set aside, and ``say`` is told. RuntimeError where all are.
         """
+        step = agree(lambda: self._newest_whole(say))
+        return None if step is None else restore_state(self._directory / str(step), experiment)
+
+    def _newest_whole(self, say: Callable[[str], None]) -> int | None:
         steps = self.steps
         for step in reversed(steps):
             path = self._directory / str(step)
@@ -86,7 +96,7 @@ class Checkpoints:
                 path.rename(aside)
                 say(f"checkpoint {step} is damaged: {damage}; it is set aside as {aside}")
                 continue
-            return restore_state(path, experiment)
+            return step
         if steps:
             raise RuntimeError(
                 f"{self._directory}: none of the checkpoints {steps} is whole; remove them to start again"
@@ -103,6 +113,8 @@ class Checkpoints:
             raise OSError(f"{self._saving}: the checkpoint could not be written: {error}") from error
         finally:
             self._saving = None
+        if not is_first():
+            return
         for step in self.steps[: -self._keep]:
             if step != self._best:
                 leaving = self._directory / f"{step}{DELETING}"
@@ -147,11 +159,18 @@ def restore_state(path: Path, experiment: Experiment) -> tuple[State, dict[str, 
     return State(params=found["params"], **found["optimizer"]), json.loads(_progress(path))
 
 
-def restore_params(directory: Path, experiment: Experiment, which: str) -> tuple[Any, int]:
+def restore_params(directory: Path, experiment: Experiment, which: str, alone: bool = False) -> tuple[Any, int]:
     """The weights of checkpoint ``which`` ("newest", "best", or a step) and its step. Reads nothing else of it.
 
-    UserError where there is none, or where it is damaged.
+    All processes read together, or with ``alone`` the first one for devices of its own. UserError where there is none,
+    or where it is damaged.
     """
+    step = _chosen(directory, which) if alone else agree(lambda: _chosen(directory, which))
+    path = directory.absolute() / str(step)
+    return _read(path, alone, params=_abstract(lambda: init_params(experiment)))["params"], step
+
+
+def _chosen(directory: Path, which: str) -> int:
     steps = saved_steps(directory)
     if not steps:
         raise UserError(f"{directory}: holds no checkpoint yet")
@@ -167,8 +186,7 @@ def restore_params(directory: Path, experiment: Experiment, which: str) -> tuple
         others = [s for s in steps if s != step]
         hint = f"; others are {others}" if others else ""
         raise UserError(f"--checkpoint: {path} is damaged: {damage}{hint}") from damage
-    params = _read(path, params=_abstract(lambda: init_params(experiment)))["params"]
-    return params, int(path.name)
+    return int(path.name)
 
 
 def _optimizer(state: State) -> dict[str, Any]:
@@ -176,9 +194,11 @@ def _optimizer(state: State) -> dict[str, Any]:
     return {name: value for name, value in state._asdict().items() if name != "params"}
 
 
-def _read(path: Path, **like: Any) -> Any:
+def _read(path: Path, alone: bool = False, **like: Any) -> Any:
     """Items of a checkpoint in the shapes, dtypes and layouts of ``like``; UserError where they are others."""
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+    who = ocp.options.MultiprocessingOptions(active_processes={0} if alone else None)
+    handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=who))
+    with ocp.Checkpointer(handler, multiprocessing_options=who) as reader:
         for name, wanted in like.items():
             _check_stored(f"{path}/{name}", ocp.StandardCheckpointHandler().metadata(path / name), wanted)
         return reader.restore(

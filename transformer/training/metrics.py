@@ -5,10 +5,11 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from transformer.errors import UserError
 from transformer.jsons import finite
+from transformer.parallel.hosts import is_first
 
 METRICS = "metrics.jsonl"
 
@@ -17,13 +18,16 @@ class Records:
     """The records of a run, one JSON object a line. Opened after ``step`` steps, later ones are dropped.
 
     A run that was killed has records of steps after its last checkpoint; they will be done again.
+    Of several processes only the first writes any.
     """
 
     def __init__(self, directory: Path, step: int):
+        self._files: dict[str, TextIO] = {}
+        if not is_first():
+            return
         from tensorboardX import SummaryWriter  # only those who write pay for it
 
         directory.mkdir(parents=True, exist_ok=True)
-        self._files = {}
         for name in ("metrics", "timing"):
             path = directory / f"{name}.jsonl"
             _rewind(path, step)
@@ -33,6 +37,8 @@ class Records:
 
     def write(self, name: str, record: dict[str, Any]) -> None:
         """Append to metrics.jsonl or timing.jsonl, and to the event files."""
+        if not is_first():
+            return
         file = self._files[name]
         with naming(Path(file.name)):
             file.write(json.dumps(finite(record)) + "\n")
@@ -43,6 +49,8 @@ class Records:
                     self._events.add_scalar(f"{name}/{key}", value, record["step"])
 
     def close(self) -> None:
+        if not is_first():
+            return
         for file in self._files.values():
             with naming(Path(file.name)), file:
                 file.flush()
