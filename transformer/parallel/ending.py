@@ -77,11 +77,16 @@ def _aborted(number: int) -> None:
     os._exit(LOST if lost else 1)
 
 
+def is_loss(error: BaseException | None) -> bool:
+    """Whether this is how the loss of another process shows here."""
+    signs = r"gloo|nccl|unavailable|connection|remote process|heartbeat|coordination"
+    return job is not None and type(error).__name__ == "JaxRuntimeError" and bool(re.search(signs, str(error), re.I))
+
+
 def of(error: Exception) -> tuple[int, str]:
     """Status and line for an error that is nobody's fault we know of."""
     first = (str(error).splitlines() or [""])[0]
-    signs = r"gloo|nccl|unavailable|connection|remote process|heartbeat|coordination"
-    if job is not None and type(error).__name__ == "JaxRuntimeError" and re.search(signs, first, re.IGNORECASE):
+    if is_loss(error):
         return LOST, f"{GONE} ({first})"
     return 1, f"failed: {type(error).__name__}: {first} (--debug shows where)"
 
@@ -130,7 +135,8 @@ def _first_words(status: int, line: str) -> tuple[int, str]:
     client, process = job.client, job.process
     _bounded(lambda: client.key_value_set(END, json.dumps([status, line, process])))
     said = _bounded(lambda: client.key_value_try_get(END))
-    _bounded(lambda: client.key_value_set(f"{LEFT}/{process}", ""))
+    if process > 0:
+        _bounded(lambda: client.key_value_set(f"{LEFT}/{process}", ""))
     if said is None:
         return status, line
     status, first, who = json.loads(said)
@@ -163,8 +169,7 @@ def _watch() -> None:
         except Exception:  # nothing was said, or the store is gone, which JAX's own heartbeat sees to
             continue
         time.sleep(GRACE)
-        status, line, _ = json.loads(said)
-        at_once(status, line)
+        at_once(json.loads(said)[0], "")
 
 
 @contextlib.contextmanager

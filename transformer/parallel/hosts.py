@@ -19,7 +19,7 @@ from transformer.parallel import ending
 from transformer.stopping import Asked
 
 T = TypeVar("T")
-HEARTBEAT = 60  # seconds without a sign of life after which a process counts as lost
+HEARTBEAT = 30  # seconds without a sign of life after which a process counts as lost
 DAY = 24 * 3600 * 1000  # milliseconds; a wait ends earlier where a process is lost
 _turns = itertools.count()  # of barriers and agreements, which are the same ones in the same order everywhere
 

@@ -108,9 +108,14 @@ def training(experiment: Experiment, workdir: Path, cache: Path, argv: list[str]
 
 
 def quietly(close: Callable[[], None]) -> Callable[..., None]:
-    """``close`` on leaving; where an error is already on its way, what goes wrong in closing does not replace it."""
+    """``close`` on leaving; where an error is already on its way, what goes wrong in closing does not replace it.
+
+    Where another process was lost, nothing is waited for: its part will never come.
+    """
 
     def leave(kind: Any, error: BaseException | None, trace: Any) -> None:
+        if ending.is_loss(error):
+            return
         try:
             close()
         except Exception:
