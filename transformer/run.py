@@ -71,7 +71,8 @@ def read_config(directory: Path) -> Experiment:
 def is_ours(directory: Path, experiment: Experiment) -> bool:
     """Whether ``directory`` holds this experiment's run; False where it is free. Nothing is written.
 
-    UserError where it holds a run of other settings (the differences are listed) or other files.
+    UserError where it holds a run of other settings (the differences are listed) or other files. Only the mesh may be
+    another one than it was.
     """
     if not (directory / CONFIG).is_file():
         if directory.exists() and not directory.is_dir():
@@ -82,6 +83,7 @@ def is_ours(directory: Path, experiment: Experiment) -> bool:
     differences = [
         f"{name} was {old!r}, now {new!r}"
         for name, (old, new) in differing(leaves(read_config(directory)), leaves(experiment)).items()
+        if not name.startswith("mesh.")
     ]
     if differences:
         raise UserError(
@@ -135,7 +137,7 @@ def check_machine(directory: Path, here: dict[str, Any], say: Callable[[str], No
     before = read_provenance(directory)
     differ = [
         f"{name} was {before[name]!r}, is {here[name]!r}"
-        for name in ("processes", "devices", "cores", "machine", "xla_flags", "versions")
+        for name in ("mesh", "processes", "devices", "cores", "machine", "xla_flags", "versions")
         if name in before and before[name] != here[name]
     ]
     if differ:

@@ -47,7 +47,7 @@ def job(
     port, running = free_port(), []
     for number in range(processes):
         joined = [f"--coordinator=127.0.0.1:{port}", f"--processes={processes}", f"--process={number}"]
-        out, err = (tempfile.TemporaryFile("w+", dir=home) for _ in "oe")  # closed when read
+        out, err = (tempfile.TemporaryFile("w+", dir=home) for _ in "oe")  # noqa: SIM115
         environ = environment(
             home,
             devices,

@@ -48,7 +48,7 @@ def finish(workdir: Path, cache: Path) -> tuple[dict[str, Any], str]:
         return result, ""
     run = run.on_one_device()
     with jax.set_mesh(make_mesh(run.experiment.mesh, jax.local_devices())):
-        if hosts.count() > 1:
+        if hosts.count() > 1:  # the weights lie on the devices of all
             params, step = run.params(alone=True)
         samples = write_samples(run, params, step)
     page = write_report(workdir)

@@ -9,6 +9,7 @@ import functools
 import itertools
 import json
 import re
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from transformer.parallel import ending
 from transformer.stopping import Asked
 
 T = TypeVar("T")
+UNTIMED, TIMED = 2, 10  # steps before the pace is taken, and for it
 HEARTBEAT = 30  # seconds without a sign of life after which a process counts as lost
 DAY = 24 * 3600 * 1000  # milliseconds; a wait ends earlier where a process is lost
 _turns = itertools.count()  # of barriers and agreements, which are the same ones in the same order everywhere
@@ -132,8 +134,8 @@ def check_mesh(size: int) -> None:
 class Heard:
     """The signal that any process was asked to stop by, known to all of them at the same step.
 
-    At each step every process says what it was asked; the answer to the step before is read, which by then is there.
-    By itself a process hears at once.
+    At some steps, about one in a second, every process says what it was asked; at the step after that the answer is
+    read, which by then is there. By itself a process hears at once.
     """
 
     def __init__(self, asked: Asked):
@@ -141,6 +143,7 @@ class Heard:
         self._said: dict[int, Any] = {}  # arrays of what this process may say
         self._signal: int | None = None
         self._answer: Any = None
+        self._steps, self._every, self._begun = 0, 1, 0.0
 
     @property
     def signal(self) -> int | None:
@@ -149,10 +152,17 @@ class Heard:
 
     def step(self) -> None:
         """Every process calls it once a step; it does not wait for the others' steps."""
-        if count() > 1:
-            before, self._answer = self._answer, self._ask()
-            if before is not None:
-                self._take(before)
+        if count() == 1:
+            return
+        self._steps += 1
+        if self._steps == UNTIMED:
+            self._begun = time.monotonic()
+        if self._steps == UNTIMED + TIMED:  # the same steps on all processes: the clock of one of them decides
+            pace = (time.monotonic() - self._begun) / TIMED
+            self._every = agree(lambda: max(1, round(1 / max(pace, 1e-4))))
+        if self._answer is not None:
+            self._take(self._answer)
+        self._answer = self._ask() if self._steps % self._every == 0 else None
 
     def now(self) -> int | None:
         """``signal``, after all processes were asked."""

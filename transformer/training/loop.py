@@ -21,7 +21,7 @@ from transformer.files import CHECKPOINTS, PROVENANCE, alone
 from transformer.jsons import finite, write_json
 from transformer.model.kernels import choose_for_training
 from transformer.parallel import ending, hosts
-from transformer.parallel.mesh import make_mesh
+from transformer.parallel.mesh import make_mesh, sizes
 from transformer.parallel.rows import place, rows_here
 from transformer.settings import differing, leaves
 from transformer.stopping import Stop, deferred
@@ -92,6 +92,7 @@ def training(experiment: Experiment, workdir: Path, cache: Path, argv: list[str]
         origin = runs.provenance(argv, data=prepared.report, content_hash=prepared.content_hash)
         origin["tokenizer_hash"] = prepared.tokenizer.fingerprint
         origin["resumed_at_step"] = start
+        origin["mesh"] = sizes(experiment.mesh)
         origin["accounting"] = loader.accounting()
         origin["earlier"] = runs.earlier(workdir)
         runs.check_machine(workdir, origin, say)
