@@ -18,6 +18,7 @@ from absl import flags, logging
 
 from transformer import stopping
 from transformer.errors import UserError, did_you_mean
+from transformer.files import where
 from transformer.jsons import finite
 from transformer.parallel import ending, hosts
 
@@ -56,16 +57,16 @@ class Args:
             raise UserError("--config=FILE.py is missing, for example --config=experiments/shakespeare.py")
         return load(self.flags.config, self.changes)
 
-    def workdir(self, what: str, example: str) -> Path:
-        """The directory of --workdir, where ``what`` is kept."""
+    def workdir(self, what: str, example: str, local: bool = True) -> Path:
+        """The directory of --workdir, where ``what`` is kept; ``local``: on this machine."""
         if not self.flags.workdir:
             raise UserError(f"--workdir=DIR is missing: where {what} kept, for example --workdir={example}")
-        return local_path("--workdir", self.flags.workdir)
+        return (local_path if local else where)("--workdir", self.flags.workdir)
 
     def run_directory(self) -> Path:
         if not self.flags.run:
             raise UserError("--run=DIR is missing: the directory of a trained run, for example --run=runs/demo")
-        return local_path("--run", self.flags.run)
+        return where("--run", self.flags.run)
 
     @property
     def cache(self) -> Path:
@@ -75,7 +76,7 @@ class Args:
 def local_path(flag: str, text: str) -> Path:
     """A directory on this machine, with ~ for the home directory. UserError for a URL."""
     if "://" in text:
-        raise UserError(f"{flag}: {text} is a URL; a run is kept on this machine, name a directory")
+        raise UserError(f"{flag}: {text} is a URL; this is kept on this machine, name a directory")
     return Path(text).expanduser()
 
 

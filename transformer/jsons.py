@@ -31,8 +31,20 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, data: Any) -> None:
     """Written whole or not at all, by the first process."""
-    if not is_first():
+    if is_first():
+        write_whole(path, (json.dumps(finite(data), indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Written whole or not at all."""
+    if is_remote(path):
+        path.write_bytes(data)  # an object appears when all of it is there
         return
     fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(json.dumps(finite(data), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    fresh.write_bytes(data)
     fresh.replace(path)
+
+
+def is_remote(path: Path) -> bool:
+    """Whether this is a path behind a URL (see `files.where`)."""
+    return "://" in str(path)

@@ -17,7 +17,7 @@ def define(values: flags.FlagValues) -> None:
 
 def run(args: Args) -> tuple[dict[str, Any], str]:
     experiment = args.experiment()
-    workdir = args.workdir("the run is", "runs/first")
+    workdir = args.workdir("the run is", "runs/first", local=False)
     from transformer.training.loop import train
 
     train(experiment, workdir, args.cache, args.argv, say)

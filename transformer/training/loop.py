@@ -18,7 +18,7 @@ from transformer.data.prepare import Prepared, prepare
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import UserError
 from transformer.files import CHECKPOINTS, PROVENANCE, alone
-from transformer.jsons import finite, write_json
+from transformer.jsons import finite, is_remote, write_json
 from transformer.model.kernels import choose_for_training
 from transformer.parallel import ending, hosts
 from transformer.parallel.mesh import make_mesh, sizes
@@ -51,6 +51,8 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
 
 def training(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], say: Say) -> Iterator[None]:
     """``train`` in pieces, on the mesh that is set whenever it goes on: it pauses behind each step's dispatch."""
+    if is_remote(workdir) and experiment.train.profile:
+        raise UserError(f"config.train.profile: a trace is written on this machine, and --workdir is {workdir}")
     known = hosts.agree(lambda: runs.is_ours(workdir, experiment))
     prepared = prepare(experiment.data, experiment.tokenizer, cache, say)
     check_vocabulary(experiment, prepared)
@@ -242,6 +244,7 @@ class Loop:
                 saved = last or best or done % train.checkpoint_every == 0 or (looks and heard.signal is not None)
                 if saved:
                     with self.display.paused():
+                        self.records.sync()
                         self.checkpoints.save(state, self.numbers, self.best)
                     if hosts.count() == 1:  # of several, one that left at once would take unsaved steps from the others
                         asked.unsaved.discard(self.workdir)
