@@ -18,7 +18,9 @@ from absl import flags, logging
 
 from transformer import stopping
 from transformer.errors import UserError, did_you_mean
+from transformer.files import where
 from transformer.jsons import finite
+from transformer.parallel import ending, hosts
 
 PREFIX = "--config."
 
@@ -55,16 +57,16 @@ class Args:
             raise UserError("--config=FILE.py is missing, for example --config=experiments/shakespeare.py")
         return load(self.flags.config, self.changes)
 
-    def workdir(self, what: str, example: str) -> Path:
-        """The directory of --workdir, where ``what`` is kept."""
+    def workdir(self, what: str, example: str, local: bool = True) -> Path:
+        """The directory of --workdir, where ``what`` is kept; ``local``: on this machine."""
         if not self.flags.workdir:
             raise UserError(f"--workdir=DIR is missing: where {what} kept, for example --workdir={example}")
-        return local_path("--workdir", self.flags.workdir)
+        return (local_path if local else where)("--workdir", self.flags.workdir)
 
     def run_directory(self) -> Path:
         if not self.flags.run:
             raise UserError("--run=DIR is missing: the directory of a trained run, for example --run=runs/demo")
-        return local_path("--run", self.flags.run)
+        return where("--run", self.flags.run)
 
     @property
     def cache(self) -> Path:
@@ -74,13 +76,14 @@ class Args:
 def local_path(flag: str, text: str) -> Path:
     """A directory on this machine, with ~ for the home directory. UserError for a URL."""
     if "://" in text:
-        raise UserError(f"{flag}: {text} is a URL; a run is kept on this machine, name a directory")
+        raise UserError(f"{flag}: {text} is a URL; this is kept on this machine, name a directory")
     return Path(text).expanduser()
 
 
 def say(line: str) -> None:
-    """Progress and logs go to standard error; standard output is for results."""
-    print(line, file=sys.stderr, flush=True)
+    """Progress and logs go to standard error; standard output is for results. Of several processes the first speaks."""
+    if hosts.is_first():
+        print(line, file=sys.stderr, flush=True)
 
 
 def main(commands: dict[str, str], argv: Sequence[str]) -> int:
@@ -88,27 +91,27 @@ def main(commands: dict[str, str], argv: Sequence[str]) -> int:
     debug = any(re.fullmatch(r"--?debug(=(true|t|1|yes|y))?", word, re.IGNORECASE) for word in argv)
     stopping.install()
     logging.set_verbosity(logging.FATAL)  # Orbax tells much, and what matters it raises too
+    line = ""
     try:
         status = _dispatch(commands, list(argv))
         sys.stdout.flush()  # here, where a reader that left is noticed and quiet
-        return status
     except UserError as error:
         if debug:
             traceback.print_exc()
-        say(f"error: {error}")
-        return 2
+        status, line = 2, f"error: {error}"
     except stopping.Stop as stop:
-        say(f"stopped by {stop}")
-        return stop.status
+        status, line = stop.status, f"stopped by {stop}"
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say
-        return 1
+        status = 1
     except Exception as error:
-        if debug:
+        if debug and hosts.count() == 1:
             raise
-        first = (str(error).splitlines() or [""])[0]
-        say(f"failed: {type(error).__name__}: {first} (--debug shows where)")
-        return 1
+        if debug:
+            traceback.print_exc()
+        status, line = ending.of(error)
+    ending.leave(status, line)
+    return status
 
 
 def _dispatch(commands: dict[str, str], argv: list[str]) -> int:
@@ -149,7 +152,11 @@ def _dispatch(commands: dict[str, str], argv: list[str]) -> int:
         # imported, which no command has done yet; what the user has set himself stays.
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(values.cache).expanduser() / "programs"))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+    if "coordinator" in values:
+        hosts.start(values)
     result, text = command.run(Args(values, changes, [*argv]))
+    if not hosts.is_first():
+        return 0
     if values.json:
         print(json.dumps(finite(result), allow_nan=False))
     elif text:

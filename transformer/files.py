@@ -6,14 +6,29 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformer.errors import UserError
-from transformer.jsons import read_object
+from transformer.jsons import is_remote, read_object
 
 CONFIG, PROVENANCE, CHECKPOINTS = "config.json", "provenance.json", "checkpoints"
 DIGESTS = "digests.json"  # of a checkpoint: its presence says that the checkpoint is finished
 PATIENCE = 0.2  # seconds
+REMOTE = ("gs://", "s3://")  # what tensorstore, under Orbax, and epath both know
+
+
+def where(flag: str, text: str) -> Path:
+    """A path of this machine, with ~ for the home directory, or one of a bucket (gs://...), which is used the same way.
+
+    UserError for other URLs.
+    """
+    if "://" not in text:
+        return Path(text).expanduser()
+    if not text.startswith(REMOTE):
+        raise UserError(f"{flag}: {text} is not a directory of this machine or a URL of {' or '.join(REMOTE)}")
+    from etils import epath
+
+    return cast(Path, epath.Path(text))
 
 
 def stored_config(directory: Path) -> dict[str, Any]:
@@ -38,7 +53,13 @@ def saved_steps(directory: Path) -> list[int]:
 
 @contextlib.contextmanager
 def alone(directory: Path) -> Iterator[None]:
-    """Inside, no other process trains in ``directory``. UserError where one does; a kill leaves no lock behind."""
+    """Inside, no other process trains in ``directory``. UserError where one does; a kill leaves no lock behind.
+
+    A bucket has no locks: there it is up to the user.
+    """
+    if is_remote(directory):
+        yield
+        return
     handle = os.open(directory, os.O_RDONLY)
     until = time.monotonic() + PATIENCE  # `in_use` holds the lock for a moment when it looks
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer.errors import UserError
+from transformer.parallel.hosts import is_first
 
 
 def finite(value: Any) -> Any:
@@ -29,7 +30,21 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: Any) -> None:
+    """Written whole or not at all, by the first process."""
+    if is_first():
+        write_whole(path, (json.dumps(finite(data), indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
     """Written whole or not at all."""
+    if is_remote(path):
+        path.write_bytes(data)  # an object appears when all of it is there
+        return
     fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(json.dumps(finite(data), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    fresh.write_bytes(data)
     fresh.replace(path)
+
+
+def is_remote(path: Path) -> bool:
+    """Whether this is a path behind a URL (see `files.where`)."""
+    return "://" in str(path)

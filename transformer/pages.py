@@ -10,6 +10,7 @@ import jinja2
 import matplotlib
 from matplotlib.figure import Figure
 
+from transformer.jsons import write_whole
 from transformer.tables import human
 
 # Without a date and with fixed ids the same input gives the same bytes.
@@ -31,15 +32,8 @@ def write_page(path: Path, template: str, **values: Any) -> Path:
         lstrip_blocks=True,
     )
     environment.filters["human"] = human
-    write_bytes(path, environment.get_template(template).render(**values).encode())
+    write_whole(path, environment.get_template(template).render(**values).encode())
     return path
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Written whole or not at all."""
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_bytes(data)
-    fresh.replace(path)
 
 
 def drawn(figure: Figure, kind: str = "svg") -> bytes:

@@ -1,6 +1,7 @@
 """A run on disk: one directory, everything in it readable. See docs/architecture.md for the files."""
 
 import dataclasses
+import math
 import os
 import platform
 import sys
@@ -19,7 +20,8 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.errors import UserError
 from transformer.files import CHECKPOINTS, CONFIG, read_provenance, stored_config
 from transformer.jsons import write_json
-from transformer.parallel.mesh import Mesh
+from transformer.parallel.hosts import count
+from transformer.parallel.mesh import Mesh, sizes
 from transformer.settings import differing, from_dict, leaves, to_dict
 from transformer.training.checkpoint import restore_params
 
@@ -38,9 +40,21 @@ class Run:
         """The same run with a mesh of ones, for sampling and measuring where it was not trained."""
         return dataclasses.replace(self, experiment=dataclasses.replace(self.experiment, mesh=Mesh()))
 
-    def params(self, which: str = "newest") -> tuple[Any, int]:
-        """The weights of a checkpoint ("newest", "best" or a step) on the mesh that is set, and its step."""
-        return restore_params(self.directory / CHECKPOINTS, self.experiment, which)
+    def on_these_devices(self) -> "Run":
+        """For measuring: as `on_one_device`; on several processes as trained, or every device with its own rows."""
+        if count() == 1:
+            return self.on_one_device()
+        devices = len(jax.devices())
+        mesh = self.experiment.mesh
+        mesh = mesh if math.prod(sizes(mesh).values()) == devices else Mesh(data=devices)
+        return dataclasses.replace(self, experiment=dataclasses.replace(self.experiment, mesh=mesh))
+
+    def params(self, which: str = "newest", alone: bool = False) -> tuple[Any, int]:
+        """The weights of a checkpoint ("newest", "best" or a step) on the mesh that is set, and its step.
+
+        ``alone``: this process reads them, for devices of its own.
+        """
+        return restore_params(self.directory / CHECKPOINTS, self.experiment, which, alone)
 
 
 def open_run(directory: Path) -> Run:
@@ -57,7 +71,8 @@ def read_config(directory: Path) -> Experiment:
 def is_ours(directory: Path, experiment: Experiment) -> bool:
     """Whether ``directory`` holds this experiment's run; False where it is free. Nothing is written.
 
-    UserError where it holds a run of other settings (the differences are listed) or other files.
+    UserError where it holds a run of other settings (the differences are listed) or other files. Only the mesh may be
+    another one than it was.
     """
     if not (directory / CONFIG).is_file():
         if directory.exists() and not directory.is_dir():
@@ -68,6 +83,7 @@ def is_ours(directory: Path, experiment: Experiment) -> bool:
     differences = [
         f"{name} was {old!r}, now {new!r}"
         for name, (old, new) in differing(leaves(read_config(directory)), leaves(experiment)).items()
+        if not name.startswith("mesh.")
     ]
     if differences:
         raise UserError(
@@ -106,6 +122,7 @@ def provenance(argv: list[str], **more: Any) -> dict[str, Any]:
         "uncommitted": git("diff", "HEAD"),
         "python": sys.version.split()[0],
         "versions": {name: metadata.version(name) for name in LIBRARIES},
+        "processes": count(),
         "devices": [f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"],
         "host": platform.node(),
         "machine": f"{platform.machine()}, {platform.system()} {platform.release()}",
@@ -120,7 +137,7 @@ def check_machine(directory: Path, here: dict[str, Any], say: Callable[[str], No
     before = read_provenance(directory)
     differ = [
         f"{name} was {before[name]!r}, is {here[name]!r}"
-        for name in ("devices", "cores", "machine", "xla_flags", "versions")
+        for name in ("mesh", "processes", "devices", "cores", "machine", "xla_flags", "versions")
         if name in before and before[name] != here[name]
     ]
     if differ:

@@ -9,12 +9,13 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
+
+from transformer.parallel import ending
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE = 2.0  # seconds for Python's own handler to run before the thread ends the process
@@ -90,8 +91,7 @@ def _watch(pipe: int) -> None:
             assert last is not None
             number, came = last
             if _handled < came - GRACE / 2:  # the handler may have been faster than this thread
-                print(f"stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
-                os._exit(128 + number)
+                ending.at_once(128 + number, f"stopped by {signal.Signals(number).name}")
             last = None
             continue
         for number in os.read(pipe, 64):

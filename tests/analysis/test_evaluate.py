@@ -81,7 +81,7 @@ def test_a_stride_that_leaves_tokens_out_is_refused(stride: int) -> None:
 def test_n_minus_one_tokens_are_fed_to_score_n() -> None:
     """E03: context 3, continuation 3: 5 inputs, 3 scores, from positions 2, 3, 4."""
     ids = np.array([10, 11, 12, 13, 14, 15], np.int32)
-    tokens_BT, targets_BT, weights_BT = _rows([Window(0, 0, 5, 3)], Encoded([ids]), 8, 1)
+    tokens_BT, targets_BT, weights_BT = _rows([Window(0, 0, 5, 3)], Encoded([ids]), 8)
     assert tokens_BT[0, :5].tolist() == [10, 11, 12, 13, 14]
     assert np.flatnonzero(weights_BT[0]).tolist() == [2, 3, 4]
     assert targets_BT[0, 2:5].tolist() == [13, 14, 15]

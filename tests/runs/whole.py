@@ -42,10 +42,11 @@ def get_config():
     )
 """
 
-# What a process does to itself, at a step that is known: ``DO=SIGTERM:5`` sends a signal when step 5 is
-# written down, SAVE kills it when that checkpoint has been begun, FAIL lets that evaluation fail, KILL_X and SIGINT_X
-# come inside phase X, HANG_X sends a signal while a library works for long, FULL forbids large files from a step on,
-# NAN spoils the weights, SLOW makes each step last. The hash of each batch goes to the file BATCHES.
+# What a process does to itself, at a step that is known: ``DO=SIGTERM:5`` sends a signal when step 5 is written down
+# (RAISE fails there, SLEEP stays there), SAVE kills it when that checkpoint has been begun, FAIL lets that evaluation
+# fail, KILL_X and SIGINT_X come inside phase X, HANG_X sends a signal while a library works for long, FULL forbids
+# large files from a step on, NAN spoils the weights, SLOW makes each step last. The hash of each batch goes to the
+# file BATCHES.
 ACTS = """
 import hashlib, resource, signal, threading, time
 import jax
@@ -66,8 +67,12 @@ def send(name):
 
 def record_and_act(self, pending):
     record(self, pending)
-    if what in ("SIGTERM", "SIGINT") and pending.step == when:
+    if what in ("SIGTERM", "SIGINT", "SIGKILL") and pending.step == when:
         send(what)
+    if what == "RAISE" and pending.step == when:
+        raise ValueError("something broke")
+    if what == "SLEEP" and pending.step == when:
+        time.sleep(3600)
     if what == "FULL" and pending.step == when:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
     if what == "SLOW":
@@ -112,8 +117,8 @@ def encode_and_act(*args):
         send("KILL")
     return encode(*args)
 
-def batch_and_note(self, step, start=0, stop=None):
-    batch = batch_at(self, step, start, stop)
+def batch_and_note(self, step, rows=None):
+    batch = batch_at(self, step, rows)
     with open(os.environ["BATCHES"], "a") as file:
         file.write(f"{step} {batch_hash(batch)}\\n")
     return batch

@@ -20,7 +20,7 @@ from transformer.data.loader import Batch, Loader
 from transformer.data.store import TokenStore, Writer
 from transformer.generation.decode import Generator, continue_prompts
 from transformer.generation.sampling import Sampling
-from transformer.training.loop import place
+from transformer.parallel.rows import place
 from transformer.training.state import dials, fresh_state
 from transformer.training.step import train_step
 

@@ -22,8 +22,10 @@ from transformer.data.documents import Documents, Encoded
 from transformer.errors import UserError
 from transformer.model.masks import causal
 from transformer.model.transformer import Transformer
-from transformer.parallel.context import arrange
-from transformer.parallel.rules import put
+from transformer.parallel.context import order
+from transformer.parallel.mesh import sizes
+from transformer.parallel.rows import place, rows_here
+from transformer.parallel.rules import put, shards
 from transformer.training.loss import cross_entropy
 
 TOKENS_AT_ONCE = 8192
@@ -95,21 +97,23 @@ def evaluate(
 
     ``token_bytes[id]`` is how many bytes of text an id stands for. ``count`` limits the work to that many
     windows, evenly spread; ``rows`` windows are read at once, by default some thousands of tokens.
-    ``pause`` is called before each such group; what it raises ends the work.
+    ``pause`` is called before each such group; what it raises ends the work. Each process reads the windows of its
+    own devices, and all get all scores.
     """
-    rows = rows or max(1, TOKENS_AT_ONCE // experiment.model.context)
+    parts = shards("batch", sizes(experiment.mesh))
+    rows = rows or -(-max(1, TOKENS_AT_ONCE // experiment.model.context) // parts) * parts
     chosen = spread(windows(documents.lengths, experiment.model.context, stride), count)
     totals = np.zeros((len(documents), 4))
-    model = Transformer(experiment.model, experiment.vocab_size)
+    model, here = Transformer(experiment.model, experiment.vocab_size), rows_here(rows)
     for group in _groups(chosen, rows):
         pause()
-        tokens_BT, targets_BT, weights_BT = _rows(group, documents, experiment.model.context, rows)
-        sums = score_rows(model, params, tokens_BT, targets_BT, weights_BT)
-        nats_B, correct_B = (np.asarray(x, np.float64) for x in sums)
+        read = [group[b] if b < len(group) else None for b in here]  # the last group may lack some
+        tokens_BT, targets_BT, weights_BT = _rows(read, documents, experiment.model.context)
+        bytes_B = (token_bytes[targets_BT] * (weights_BT > 0)).sum(-1).astype(np.int32)
+        given = place((tokens_BT, targets_BT, weights_BT, bytes_B), rows, here)
+        nats_B, correct_B, bytes_B = (np.asarray(x, np.float64) for x in score_rows(model, params, *given))
         for b, window in enumerate(group):
-            scored = targets_BT[b][weights_BT[b] > 0]
-            size = int(token_bytes[scored].sum())
-            totals[window.document] += (nats_B[b], len(scored), size, correct_B[b])
+            totals[window.document] += (nats_B[b], window.scored, bytes_B[b], correct_B[b])
     return [Score(float(n), int(t), int(b), int(c)) for n, t, b, c in totals]
 
 
@@ -123,11 +127,14 @@ def _groups(found: list[Window], rows: int) -> Iterator[list[Window]]:
         yield found[i : i + rows]
 
 
-def _rows(group: list[Window], documents: Documents | Encoded, context: int, rows: int) -> tuple[np.ndarray, ...]:
-    tokens_BT = np.zeros((rows, context), np.int32)
-    targets_BT = np.zeros((rows, context), np.int32)
-    weights_BT = np.zeros((rows, context), np.float32)
+def _rows(group: Sequence[Window | None], documents: Documents | Encoded, context: int) -> tuple[np.ndarray, ...]:
+    """Tokens, targets and weights of each window; zeros for None."""
+    tokens_BT = np.zeros((len(group), context), np.int32)
+    targets_BT = np.zeros((len(group), context), np.int32)
+    weights_BT = np.zeros((len(group), context), np.float32)
     for b, w in enumerate(group):
+        if w is None:
+            continue
         ids = documents[w.document][w.start : w.start + w.length + 1]
         tokens_BT[b, : w.length] = ids[:-1]
         targets_BT[b, : w.length] = ids[1:]
@@ -137,15 +144,18 @@ def _rows(group: list[Window], documents: Documents | Encoded, context: int, row
 
 @functools.partial(jax.jit, static_argnums=0)
 def score_rows(
-    model: Transformer, params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Of each row: summed nats and summed hits of the targets with weight, float32 [B] each."""
+    model: Transformer,
+    params: Any,
+    tokens_BT: jax.Array,
+    targets_BT: jax.Array,
+    weights_BT: jax.Array,
+    bytes_B: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Of each row: summed nats and summed hits of the targets with weight, and its ``bytes_B``; on every device."""
     B, T = tokens_BT.shape
-    index_BT = jnp.tile(jnp.arange(T, dtype=jnp.int32), (B, 1))
-    tokens_BT, targets_BT, weights_BT, index_BT = (
-        put(arrange(x), "batch", "time") for x in (tokens_BT, targets_BT, weights_BT, index_BT)
-    )
+    index_BT = put(jnp.tile(order(T), (B, 1)), "batch", "time")
     logits_BTV, _ = model.apply({"params": params}, tokens_BT, index_BT, causal(T))
     losses_BT, _, correct_BT = cross_entropy(logits_BTV, targets_BT)
     counted_BT = weights_BT > 0
-    return jnp.where(counted_BT, losses_BT, 0.0).sum(-1), jnp.where(counted_BT, correct_BT, False).sum(-1)
+    nats_B, correct_B = jnp.where(counted_BT, losses_BT, 0.0).sum(-1), jnp.where(counted_BT, correct_BT, False).sum(-1)
+    return put(nats_B, None), put(correct_B, None), put(bytes_B, None)

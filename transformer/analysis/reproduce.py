@@ -22,8 +22,9 @@ from transformer.jsons import finite
 from transformer.model.layers import declared_leaves
 from transformer.model.masks import causal
 from transformer.model.transformer import Transformer
+from transformer.parallel.rows import place
 from transformer.training.checkpoint import Damaged, restore_state, verify
-from transformer.training.loop import first_state, place
+from transformer.training.loop import first_state
 from transformer.training.loss import cross_entropy
 from transformer.training.metrics import read
 from transformer.training.state import State, declarations, dials

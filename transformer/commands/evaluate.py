@@ -5,11 +5,13 @@ from typing import Any
 from absl import flags
 
 from transformer.cli import Args, Command, define_cache, define_run, say
+from transformer.parallel import hosts
 
 
 def define(values: flags.FlagValues) -> None:
     define_run(values)
     define_cache(values)
+    hosts.define(values)
     flags.DEFINE_string("text", None, "a text to measure on; by default the run's validation split", flag_values=values)
     flags.DEFINE_integer("stride", None, "tokens between windows; by default half the context", flag_values=values)
 
@@ -20,11 +22,11 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     import jax
 
     from transformer.analysis.measure import measure, sentence, texts, validation
-    from transformer.parallel.mesh import Mesh, make_mesh
+    from transformer.parallel.mesh import make_mesh
     from transformer.run import open_run
 
-    opened = open_run(directory).on_one_device()
-    with jax.set_mesh(make_mesh(Mesh())):
+    opened = open_run(directory).on_these_devices()
+    with jax.set_mesh(make_mesh(opened.experiment.mesh)):
         params, step = opened.params(f.checkpoint)
         found = texts(opened, f.text) if f.text else validation(opened, args.cache, say)
         result = measure(opened, params, step, f.text or "validation split", found, f.stride)

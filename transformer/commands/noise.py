@@ -7,10 +7,12 @@ from absl import flags
 from transformer.cli import Args, Command, define_config, say
 from transformer.commands.study import define_lanes, seeds
 from transformer.errors import UserError
+from transformer.parallel import hosts
 
 
 def define(values: flags.FlagValues) -> None:
     define_config(values)
+    hosts.define(values)
     flags.DEFINE_string(
         "workdir", None, "where the runs are kept; the same command goes on with them", flag_values=values
     )

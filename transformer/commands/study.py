@@ -6,10 +6,12 @@ from absl import flags
 
 from transformer.cli import Args, Command, define_config, say
 from transformer.errors import UserError
+from transformer.parallel import hosts
 
 
 def define(values: flags.FlagValues) -> None:
     define_config(values)
+    hosts.define(values)
     flags.DEFINE_string("workdir", None, "the study's directory; the same command goes on with it", flag_values=values)
     flags.DEFINE_list("seeds", None, "instead of the file's: a number of them, or a list", flag_values=values)
     define_lanes(values)

@@ -2,7 +2,7 @@
 
 Global row g = step * batch + i. The mixture says which source gives it and the how-manieth row of that
 source it is; dividing by the source's rows per epoch gives the epoch and the row within it. Processes
-take slices ``start..stop`` of the same global batch, so their number changes nothing.
+take rows of the same global batch, so their number changes nothing.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from transformer.data.mixture import Mixture
-from transformer.data.packing import Batch, Packing
+from transformer.data.packing import Batch, Int64, Packing
 from transformer.data.store import TokenStore
 
 __all__ = ["Batch", "Loader", "batch_hash"]
@@ -36,32 +36,32 @@ class Loader:
         self._mixture = Mixture(weights or [store.source_bytes for store in stores])
         self.shares = self._mixture.shares
 
-    def batch_at(self, step: int, start: int = 0, stop: int | None = None) -> Batch:
-        """Rows start..stop of the global batch of ``step`` (0, 1, ...): arrays [stop - start, context]."""
-        stop = self.batch if stop is None else stop
-        assert step >= 0 and 0 <= start < stop <= self.batch, (step, start, stop, self.batch)
-        global_B = step * self.batch + np.arange(start, stop, dtype=np.int64)
+    def batch_at(self, step: int, rows: Sequence[int] | Int64 | None = None) -> Batch:
+        """The global batch of ``step`` (0, 1, ...), or those of its ``rows``: arrays [B, context]."""
+        wanted_B = np.arange(self.batch) if rows is None else np.asarray(rows, np.int64)
+        assert step >= 0 and wanted_B.size and wanted_B.min() >= 0 and wanted_B.max() < self.batch, (step, rows)
+        global_B = step * self.batch + wanted_B
         source_B, nth_B = self._mixture.at(global_B)
         rows_B = np.array([p.rows_per_epoch for p in self.packings])[source_B]
         epoch_B, row_B = nth_B // rows_B, nth_B % rows_B
-        shape = (stop - start, self.context)
+        shape = (wanted_B.size, self.context)
         dtypes = [np.int32] * 4 + [np.float32]
         out = Batch(*(np.zeros(shape, dtype) for dtype in dtypes))  # type: ignore[arg-type]
         groups = np.unique(np.stack([source_B, epoch_B], axis=1), axis=0)
         for source, epoch in groups.tolist():
             chosen = np.flatnonzero((source_B == source) & (epoch_B == epoch))
             part = self.packings[source].rows(row_B[chosen], epoch)
-            for whole, rows in zip(out, part, strict=True):
-                whole[chosen] = rows
+            for whole, found in zip(out, part, strict=True):
+                whole[chosen] = found
         return out
 
     def accounting(self) -> list[dict[str, Any]]:
         """``Packing.accounting`` of each source, with its share of the rows."""
         return [p.accounting() | {"share": s} for p, s in zip(self.packings, self.shares, strict=True)]
 
-    def iterate(self, start_step: int, start: int = 0, stop: int | None = None) -> "Batches":
-        """Batches from ``start_step`` on, without end, made ahead by one thread; close it when done."""
-        return Batches(self, start_step, start, stop)
+    def iterate(self, start_step: int, rows: Int64 | None = None) -> "Batches":
+        """Batches (or ``rows`` of them) from ``start_step`` on, without end, made ahead by a thread; close it."""
+        return Batches(self, start_step, rows)
 
 
 class Batches(Iterator[Batch]):
@@ -70,19 +70,19 @@ class Batches(Iterator[Batch]):
     An exception in the thread is raised at the next ``next``. Use it in ``with``, or call ``close``.
     """
 
-    def __init__(self, loader: Loader, step: int, start: int, stop: int | None):
+    def __init__(self, loader: Loader, step: int, rows: Int64 | None):
         self._ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=2)
         self._closed = threading.Event()
-        self._work = (loader, step, start, stop)
+        self._work = (loader, step, rows)
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        loader, step, start, stop = self._work
+        loader, step, rows = self._work
         while not self._closed.is_set():
             item: Batch | BaseException
             try:
-                item = loader.batch_at(step, start, stop)
+                item = loader.batch_at(step, rows)
             except BaseException as error:
                 item = error
             while not self._closed.is_set():

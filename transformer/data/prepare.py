@@ -30,6 +30,7 @@ from transformer.data.pieces import cut
 from transformer.data.store import TokenStore, Writer
 from transformer.data.tokenizer import Bytes, ByteTokenizer, Tokenizer, TokenizerConfig, load
 from transformer.errors import UserError
+from transformer.parallel import hosts
 from transformer.settings import settings, tag_of, to_dict
 
 FORMAT = 3  # raise it when the same settings would give other files
@@ -76,7 +77,20 @@ def prepare(data: Data, tokenizer: TokenizerConfig, cache: Path, log: Log = lamb
     """Everything that training needs of ``data``, from ``cache`` where it was prepared before.
 
     ``log`` gets a line now and then. Raises UserError for whatever is wrong with the settings or the text.
+    Of several processes the first goes before the others: they find what it made, or where their cache is another,
+    make the same.
     """
+    if not hosts.is_first():
+        hosts.barrier("prepared")
+    prepared = _prepare(data, tokenizer, cache, log)
+    if hosts.is_first():
+        hosts.barrier("prepared")
+    if hosts.agree(lambda: prepared.content_hash) != prepared.content_hash:
+        raise UserError(f"data.source: {data.source} holds other text here than it does for process 0")
+    return prepared
+
+
+def _prepare(data: Data, tokenizer: TokenizerConfig, cache: Path, log: Log) -> Prepared:
     cache = Path(cache).expanduser()
     names = [name.strip() for name in data.source.split(",")]
     _check(data, names)

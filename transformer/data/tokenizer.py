@@ -94,7 +94,7 @@ class ByteTokenizer:
         """What a person reads for one id, e.g. ``' '`` or ``<0xE2>`` or ``<end of text>``."""
         return _describe(self.token_bytes(token))
 
-    def save(self, directory: str | Path) -> None:
+    def save(self, directory: Path) -> None:
         """Nothing to save: the scheme is fixed."""
 
 
@@ -179,19 +179,19 @@ class SentencePieceTokenizer:
             return str(self._pieces.id_to_piece(token))
         return _describe(self.token_bytes(token))
 
-    def save(self, directory: str | Path) -> None:
+    def save(self, directory: Path) -> None:
         """Write ``tokenizer.model`` into ``directory``, which must exist."""
-        (Path(directory) / MODEL_FILE).write_bytes(self.model)
+        (directory / MODEL_FILE).write_bytes(self.model)
 
 
 Tokenizer = ByteTokenizer | SentencePieceTokenizer
 
 
-def load(config: TokenizerConfig, directory: str | Path) -> Tokenizer:
+def load(config: TokenizerConfig, directory: Path) -> Tokenizer:
     """The tokenizer that ``save`` left in ``directory``. Raises UserError where there is none."""
     if isinstance(config, Bytes):
         return ByteTokenizer()
-    path = Path(directory) / MODEL_FILE
+    path = directory / MODEL_FILE
     try:
         model = path.read_bytes()
     except OSError as error:

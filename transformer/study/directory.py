@@ -21,7 +21,7 @@ from transformer.analysis.report import middle
 from transformer.errors import UserError
 from transformer.files import PROVENANCE
 from transformer.generation.sample import SAMPLES
-from transformer.pages import write_bytes
+from transformer.jsons import write_whole
 from transformer.study.equal import QUANTITIES
 from transformer.study.study import RESULT, RESULTS, STUDY, folder
 from transformer.training.metrics import METRICS, read
@@ -155,7 +155,7 @@ def write_tables(directory: Path, results: Mapping[str, Any], found: Iterable[Ru
         writer = csv.DictWriter(out, list(columns), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        write_bytes(directory / name, out.getvalue().encode())
+        write_whole(directory / name, out.getvalue().encode())
     return list(tables)
 
 

@@ -16,7 +16,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from transformer.analysis.cost import FLOPS_FORMULA
-from transformer.pages import drawn, inline, write_bytes, write_page
+from transformer.jsons import write_whole
+from transformer.pages import drawn, inline, write_page
 from transformer.study import figures
 from transformer.study.directory import Run, costs, read_study, write_tables
 from transformer.study.equal import HELD, TOLERANCE
@@ -45,8 +46,8 @@ def write_report(directory: Path) -> Path:
     for name, figure in pictures.items():
         if figure is not None:
             svg = drawn(figure)
-            write_bytes(folder / f"{name}.svg", svg)
-            write_bytes(folder / f"{name}.pdf", drawn(figure, "pdf"))
+            write_whole(folder / f"{name}.svg", svg)
+            write_whole(folder / f"{name}.pdf", drawn(figure, "pdf"))
             inlined[name] = inline(svg, f"{name}-")
     tables = write_tables(directory, results, runs)
     compared = [arm for arm in results["arms"] if "comparison" in arm]

@@ -7,10 +7,13 @@
     report.html               the same as a page, with figures/ and *.csv for papers; see report.py
     study.log                 what the runs said
 
+Several processes of one job train and measure every run together; the first of them reads and writes the files.
+
 A study that was stopped, at any moment and in any way, goes on with the same command: what has its result is
 not run again, and a run that was begun goes on from its checkpoint.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -33,6 +36,7 @@ from transformer.errors import UserError
 from transformer.files import CONFIG, alone
 from transformer.generation.sample import write_samples
 from transformer.jsons import write_json
+from transformer.parallel import hosts
 from transformer.parallel.mesh import Mesh, make_mesh, sizes
 from transformer.study.price import Price, affordable, price
 from transformer.study.report import write_report
@@ -72,7 +76,7 @@ class Runner:
         """
         planned = resolve(self.study, self.bytes_per_row)
         arms = self.claim(planned)
-        with alone(self.workdir):
+        with alone(self.workdir) if hosts.is_first() else contextlib.nullcontext():
             rates = {arm.name: self.tune(arm) for arm in arms} if self.study.learning_rates else {}
             wanted = [(seed, arm) for seed in self.study.seeds for arm in arms]
             found: dict[str, dict[int, dict[str, Any]]] = {arm.name: {} for arm in arms}
@@ -101,7 +105,7 @@ class Runner:
             if missing:
                 rate = len(missing) / (time.monotonic() - begun) * 3600
                 self.say(f"{len(missing)} runs, {self.lanes} at once: {rate:,.0f} an hour")
-            if any(found.values()):
+            if any(found.values()) and hosts.is_first():
                 write_report(self.workdir)
         self.raise_failed()
         return results
@@ -113,10 +117,7 @@ class Runner:
 
     def claim(self, planned: Sequence[Arm]) -> list[Arm]:
         """Write study.json; the arms that fit into the budget. UserError where the directory holds something else."""
-        known = (self.workdir / STUDY).is_file()
-        if not known and self.workdir.is_dir() and any(self.workdir.iterdir()):
-            raise UserError(f"--workdir: {self.workdir} is not empty and holds no study; choose another directory")
-        old = _json(self.workdir / STUDY) if known else {}
+        known, old = hosts.agree(self.on_disk)
         new = json.loads(json.dumps(to_json(self.study, planned)))
         changed = [name for name in new if old.get(name) != new[name]]
         if known and changed:
@@ -125,6 +126,7 @@ class Runner:
         if self.study.budget_hours is not None:  # priced once: what is dropped does not change when it goes on
             again = old.get("hours") and not changed and old.get("budget_hours") == self.study.budget_hours
             hours = old["hours"] if again else self.price(planned)
+            hours = hosts.agree(lambda: hours)  # the clock of one of them decides
             arms = affordable(self.study, planned, hours)
             new |= {"budget_hours": self.study.budget_hours, "hours": hours}
             new["dropped"] = [arm.name for arm in planned[len(arms) :]]
@@ -132,11 +134,19 @@ class Runner:
             if new["dropped"]:
                 self.say(f"dropped, as they do not fit: {', '.join(new['dropped'])}")
         try:
-            self.workdir.mkdir(parents=True, exist_ok=True)
-            write_json(self.workdir / STUDY, new)
+            if hosts.is_first():
+                self.workdir.mkdir(parents=True, exist_ok=True)
+                write_json(self.workdir / STUDY, new)
         except OSError as error:
             raise UserError(f"--workdir: cannot write to {self.workdir}: {error.strerror}") from error
         return arms
+
+    def on_disk(self) -> tuple[bool, dict[str, Any]]:
+        """Whether the directory holds a study, and what its study.json says. UserError where it holds other files."""
+        known = (self.workdir / STUDY).is_file()
+        if not known and self.workdir.is_dir() and any(self.workdir.iterdir()):
+            raise UserError(f"--workdir: {self.workdir} is not empty and holds no study; choose another directory")
+        return known, _json(self.workdir / STUDY) if known else {}
 
     def price(self, arms: Sequence[Arm]) -> Price:
         """Hours here, by arm."""
@@ -189,7 +199,7 @@ class Runner:
 
     def place(self, experiment: Experiment, directory: Path) -> Path:
         """Where a run is kept: in ``directory``, or beside it where that has a run of other settings, which stays."""
-        if (directory / CONFIG).is_file() and runs.read_config(directory) != experiment:
+        if hosts.agree(lambda: (directory / CONFIG).is_file() and runs.read_config(directory) != experiment):
             return directory.with_name(f"{directory.name}.{experiment.name}")
         return directory
 
@@ -201,17 +211,18 @@ class Runner:
 
     def known(self, experiment: Experiment, directory: Path) -> dict[str, Any] | None:
         """The result of a run that is finished; None where there is none yet."""
-        if not (directory / RESULT).is_file():
+        found = directory / RESULT
+        result: dict[str, Any] | None = hosts.agree(lambda: _json(found) if found.is_file() else None)
+        if result is None:
             return None
-        result: dict[str, Any] = _json(directory / RESULT)
         if any(result.get(key) != value for key, value in self.origin(experiment).items()):
             raise UserError(f"{directory}: its text has changed since it was run; choose another directory")
         return result
 
     @property
     def lanes(self) -> int:
-        """How many runs are trained at once: runs that are cut over several devices are trained one by one."""
-        alone = math.prod(sizes(self.study.baseline.mesh).values()) > 1
+        """How many runs are trained at once: one, where a run is cut over several devices or processes."""
+        alone = hosts.count() > 1 or math.prod(sizes(self.study.baseline.mesh).values()) > 1
         return 1 if alone else self.study.lanes or len(jax.devices())
 
     def train(self, group: Sequence[tuple[Experiment, Path]]) -> None:
@@ -235,6 +246,8 @@ class Runner:
         except FloatingPointError as error:  # that is what this configuration does, now and the next time
             result = origin | {"failed": str(error)}
         except Exception as error:
+            if hosts.count() > 1:
+                raise  # it may be this process's alone: all end here, and the same command goes on
             self.errors.append(f"{directory}: {type(error).__name__}: {' '.join(str(error).split())}")
             self.say(self.errors[-1])
             return None
@@ -252,12 +265,16 @@ class Runner:
         return {"step": step, **total(scores).report()}
 
     def sample(self, directory: Path) -> None:
-        """Continue the prompts with the last weights."""
+        """Continue the prompts with the last weights, on one device."""
+        if not hosts.is_first():
+            return
         run = runs.open_run(directory).on_one_device()
-        with jax.set_mesh(make_mesh(Mesh())):
-            write_samples(run, *run.params())
+        with jax.set_mesh(make_mesh(Mesh(), jax.local_devices())):
+            write_samples(run, *run.params(alone=True))
 
     def log(self, line: str) -> None:
+        if not hosts.is_first():
+            return
         with (self.workdir / LOG).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 

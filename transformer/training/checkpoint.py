@@ -4,6 +4,9 @@ Each holds three items, ``params``, ``optimizer`` (moments and counters) and ``p
 of the host: tokens so far, steps skipped), and DIGESTS, the sha256 of every file of theirs. Digests are
 written before Orbax renames the finished directory, so a step is there whole and with them, or not at
 all; they are checked before anything is read. Sampling and evaluating read ``params`` alone.
+
+Of several processes each writes and reads the parts of its own devices, in a directory that all of them see; process 0
+does the rest, and decides which checkpoint is read.
 """
 
 import hashlib
@@ -12,7 +15,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import orbax.checkpoint as ocp
@@ -21,6 +24,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from transformer.config import Experiment
 from transformer.errors import UserError
 from transformer.files import DIGESTS, saved_steps
+from transformer.jsons import is_remote, write_whole
+from transformer.parallel.hosts import agree, barrier, is_first
 from transformer.training.metrics import METRICS, best_step, read
 from transformer.training.state import State, init_params, init_state
 
@@ -37,11 +42,12 @@ class Checkpoints:
 
     def __init__(self, directory: Path, keep: int):
         """Of what is in ``directory`` already only the debris of killed saves and deletions is removed."""
-        self._directory, self._keep = Path(directory).absolute(), keep
-        self._directory.mkdir(parents=True, exist_ok=True)
-        for ending in (UNFINISHED, DELETING):
-            for debris in self._directory.glob(f"*{ending}"):
-                shutil.rmtree(debris, ignore_errors=True)
+        self._directory, self._keep = _absolute(directory), keep
+        if is_first():
+            self._directory.mkdir(parents=True, exist_ok=True)
+            for debris in self._debris():
+                _remove(debris)
+        barrier("checkpoints")
         self._saving: Path | None = None
         self._best: int | None = None
         self._writer = ocp.AsyncCheckpointer(
@@ -75,18 +81,20 @@ class Checkpoints:
 
         Newer ones that are damaged are set aside, and ``say`` is told. RuntimeError where all are.
         """
+        step = agree(lambda: self._newest_whole(say))
+        return None if step is None else restore_state(self._directory / str(step), experiment)
+
+    def _newest_whole(self, say: Callable[[str], None]) -> int | None:
         steps = self.steps
         for step in reversed(steps):
             path = self._directory / str(step)
             try:
                 verify(path)
             except Damaged as damage:
-                aside = path.with_name(path.name + DAMAGED)
-                shutil.rmtree(aside, ignore_errors=True)
-                path.rename(aside)
+                aside = _set_aside(path)
                 say(f"checkpoint {step} is damaged: {damage}; it is set aside as {aside}")
                 continue
-            return restore_state(path, experiment)
+            return step
         if steps:
             raise RuntimeError(
                 f"{self._directory}: none of the checkpoints {steps} is whole; remove them to start again"
@@ -103,11 +111,16 @@ class Checkpoints:
             raise OSError(f"{self._saving}: the checkpoint could not be written: {error}") from error
         finally:
             self._saving = None
+        if not is_first():
+            return
         for step in self.steps[: -self._keep]:
             if step != self._best:
-                leaving = self._directory / f"{step}{DELETING}"
-                (self._directory / str(step)).rename(leaving)  # at once, so that no half of it counts as a step
-                shutil.rmtree(leaving)
+                leaving = self._directory / str(step)
+                if is_remote(leaving):
+                    (leaving / DIGESTS).unlink()  # from now on it does not count
+                else:
+                    leaving = leaving.rename(self._directory / f"{step}{DELETING}")  # no half of it counts as a step
+                _remove(leaving)
 
     def close(self) -> None:
         try:
@@ -118,12 +131,48 @@ class Checkpoints:
     def _seal(self) -> None:
         """Write the digests of a finished save's files. Orbax calls it before the rename that makes them a step."""
         assert self._saving is not None
-        folder = self._saving.with_name(self._saving.name + UNFINISHED)
+        remote = is_remote(self._saving)  # a bucket renames nothing: there the digests alone make a step
+        folder = self._saving if remote else self._saving.with_name(self._saving.name + UNFINISHED)
         digests = {name: _sha256(folder / name) for name in _files(folder)}
+        if remote:
+            write_whole(folder / DIGESTS, json.dumps(digests, indent=1).encode())
+            return
         with open(folder / DIGESTS, "x", encoding="utf-8") as stream:
             json.dump(digests, stream, indent=1)
             stream.flush()
             os.fsync(stream.fileno())
+
+    def _debris(self) -> Iterator[Path]:
+        """What killed saves and deletions left."""
+        for path in (
+            list(self._directory.iterdir()) if self._directory.is_dir() else ()
+        ):  # an empty one is none in a bucket
+            unsealed = path.name.isdecimal() and not any((path / x).exists() for x in (DIGESTS, DIGESTS + DAMAGED))
+            if path.name.endswith((UNFINISHED, DELETING)) or (is_remote(path) and unsealed):
+                yield path
+
+
+def _absolute(path: Path) -> Path:
+    """As Orbax wants it."""
+    return path if is_remote(path) else path.absolute()
+
+
+def _remove(directory: Path) -> None:
+    """With all that is in it."""
+    if is_remote(directory):
+        cast(Any, directory).rmtree()
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _set_aside(path: Path) -> Path:
+    """A damaged checkpoint, so that it counts no more and is still there to be looked at."""
+    if is_remote(path):
+        (path / DIGESTS).rename(path / (DIGESTS + DAMAGED))
+        return path
+    aside = path.with_name(path.name + DAMAGED)
+    shutil.rmtree(aside, ignore_errors=True)
+    return path.rename(aside)
 
 
 def verify(path: Path, item: str = "") -> None:
@@ -143,15 +192,22 @@ def verify(path: Path, item: str = "") -> None:
 def restore_state(path: Path, experiment: Experiment) -> tuple[State, dict[str, Any]]:
     """State and progress of one checkpoint, which was verified, laid out for the mesh that is set."""
     like = _abstract(lambda: init_state(experiment))
-    found = _read(path.absolute(), params=like.params, optimizer=_optimizer(like))
+    found = _read(_absolute(path), params=like.params, optimizer=_optimizer(like))
     return State(params=found["params"], **found["optimizer"]), json.loads(_progress(path))
 
 
-def restore_params(directory: Path, experiment: Experiment, which: str) -> tuple[Any, int]:
+def restore_params(directory: Path, experiment: Experiment, which: str, alone: bool = False) -> tuple[Any, int]:
     """The weights of checkpoint ``which`` ("newest", "best", or a step) and its step. Reads nothing else of it.
 
-    UserError where there is none, or where it is damaged.
+    All processes read together, or with ``alone`` the first one for devices of its own. UserError where there is none,
+    or where it is damaged.
     """
+    step = _chosen(directory, which) if alone else agree(lambda: _chosen(directory, which))
+    path = _absolute(directory) / str(step)
+    return _read(path, alone, params=_abstract(lambda: init_params(experiment)))["params"], step
+
+
+def _chosen(directory: Path, which: str) -> int:
     steps = saved_steps(directory)
     if not steps:
         raise UserError(f"{directory}: holds no checkpoint yet")
@@ -160,15 +216,14 @@ def restore_params(directory: Path, experiment: Experiment, which: str) -> tuple
         step = best_step([r for r in read(directory.parent / METRICS) if r["step"] in steps])
     if step not in steps or not (which.isdecimal() or which in ("newest", "best")):
         raise UserError(f"--checkpoint: {which!r} is not newest, best or one of the steps {steps}")
-    path = directory.absolute() / str(step)
+    path = _absolute(directory) / str(step)
     try:
         verify(path, "params/")
     except Damaged as damage:
         others = [s for s in steps if s != step]
         hint = f"; others are {others}" if others else ""
         raise UserError(f"--checkpoint: {path} is damaged: {damage}{hint}") from damage
-    params = _read(path, params=_abstract(lambda: init_params(experiment)))["params"]
-    return params, int(path.name)
+    return int(path.name)
 
 
 def _optimizer(state: State) -> dict[str, Any]:
@@ -176,9 +231,11 @@ def _optimizer(state: State) -> dict[str, Any]:
     return {name: value for name, value in state._asdict().items() if name != "params"}
 
 
-def _read(path: Path, **like: Any) -> Any:
+def _read(path: Path, alone: bool = False, **like: Any) -> Any:
     """Items of a checkpoint in the shapes, dtypes and layouts of ``like``; UserError where they are others."""
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+    who = ocp.options.MultiprocessingOptions(active_processes={0} if alone else None)
+    handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=who))
+    with ocp.Checkpointer(handler, multiprocessing_options=who) as reader:
         for name, wanted in like.items():
             _check_stored(f"{path}/{name}", ocp.StandardCheckpointHandler().metadata(path / name), wanted)
         return reader.restore(
@@ -210,15 +267,18 @@ def _progress(path: Path) -> str:
     return (path / "progress" / "metadata").read_text(encoding="utf-8")
 
 
-def _files(folder: Path) -> Iterator[str]:
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in (DIGESTS, *_MARKERS):
+def _files(folder: Path, above: str = "") -> Iterator[str]:
+    """Names of all files that digests are kept of. (A bucket has no ``rglob``.)"""
+    for path in sorted(folder.iterdir()):
+        name = above + path.name
+        if path.is_dir():
+            yield from _files(path, f"{name}/")
+        elif name not in (DIGESTS, *_MARKERS):
             yield name
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as stream:
+    with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 
 from transformer.config import Experiment
+from transformer.parallel import hosts
 from transformer.parallel.mesh import make_mesh, sizes
 from transformer.stopping import Stop, deferred
 from transformer.training.loop import Say, training
@@ -28,6 +29,7 @@ def train_together(
     for i, experiment in enumerate(experiments):
         single = math.prod(sizes(experiment.mesh).values()) == 1
         meshes.append(make_mesh(experiment.mesh, devices[i % len(devices) :] if single else devices))
+        hosts.check_mesh(meshes[-1].size)
     lanes = [training(e, w, cache, argv, say) for e, w in zip(experiments, workdirs, strict=True)]
     ended: list[Exception | None] = [None] * len(lanes)
     going, stopped = list(range(len(lanes))), None
@@ -43,6 +45,8 @@ def train_together(
                 except Stop as stop:  # the others hear of it, and save
                     stopped, asked.signal = stop, stop.status - 128
                 except Exception as error:
+                    if hosts.count() > 1 and not isinstance(error, FloatingPointError):
+                        raise  # it may be this process's alone, and the others wait for it
                     ended[i] = error
                 going.remove(i)
     if stopped is not None:

@@ -1,12 +1,11 @@
 """The training loop: what happens around the pure step, in order, on the host."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer import run as runs
 from transformer.analysis.cost import training_flops
@@ -14,18 +13,18 @@ from transformer.analysis.evaluate import evaluate, total
 from transformer.analysis.machine import matmul_rate, peak_memory
 from transformer.config import Experiment
 from transformer.data.documents import Documents, token_sizes
-from transformer.data.loader import Batch, Loader, batch_hash
+from transformer.data.loader import Loader, batch_hash
 from transformer.data.prepare import Prepared, prepare
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import UserError
 from transformer.files import CHECKPOINTS, PROVENANCE, alone
-from transformer.jsons import finite, write_json
+from transformer.jsons import finite, is_remote, write_json
 from transformer.model.attention import kernels_for_training
-from transformer.parallel.context import arrange
-from transformer.parallel.mesh import make_mesh
-from transformer.parallel.rules import spec
+from transformer.parallel import ending, hosts
+from transformer.parallel.mesh import make_mesh, sizes
+from transformer.parallel.rows import place, rows_here
 from transformer.settings import differing, leaves
-from transformer.stopping import Asked, Stop, deferred
+from transformer.stopping import Stop, deferred
 from transformer.training.checkpoint import Checkpoints
 from transformer.training.metrics import METRICS, Records, best_step, read
 from transformer.training.progress import Progress
@@ -43,14 +42,18 @@ def train(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], s
     Raises Stop after saving where a signal asked to; UserError for what the user can change;
     FloatingPointError after ``train.max_skipped`` steps in a row without a finite loss and gradient.
     """
-    with jax.set_mesh(make_mesh(experiment.mesh)):
+    mesh = make_mesh(experiment.mesh)
+    hosts.check_mesh(mesh.size)
+    with jax.set_mesh(mesh):
         for _ in training(experiment, workdir, cache, argv, say):
             pass
 
 
 def training(experiment: Experiment, workdir: Path, cache: Path, argv: list[str], say: Say) -> Iterator[None]:
     """``train`` in pieces, on the mesh that is set whenever it goes on: it pauses behind each step's dispatch."""
-    known = runs.is_ours(workdir, experiment)
+    if is_remote(workdir) and experiment.train.profile:
+        raise UserError(f"config.train.profile: a trace is written on this machine, and --workdir is {workdir}")
+    known = hosts.agree(lambda: runs.is_ours(workdir, experiment))
     prepared = prepare(experiment.data, experiment.tokenizer, cache, say)
     check_vocabulary(experiment, prepared)
     check_prompts(experiment, prepared)
@@ -67,19 +70,22 @@ def training(experiment: Experiment, workdir: Path, cache: Path, argv: list[str]
     )
     with contextlib.ExitStack() as stack:
         fresh = None if known else first_state(experiment, prepared.tokenizer)
-        if not known:
-            runs.claim(workdir, experiment)  # only now: nothing that was wrong with the input leaves files behind
-        stack.enter_context(alone(workdir))
-        prepared.tokenizer.save(workdir)  # again where the run is known: a kill may have come before it was written
+        if hosts.is_first():
+            if not known:
+                runs.claim(workdir, experiment)  # only now: nothing that was wrong with the input leaves files behind
+            stack.enter_context(alone(workdir))
+            prepared.tokenizer.save(workdir)  # again where the run is known: a kill may have come before it was written
+        hosts.barrier("claimed")
         checkpoints = Checkpoints(workdir / CHECKPOINTS, experiment.train.keep)
         stack.push(quietly(checkpoints.close))
         found = checkpoints.restore(experiment, say) if known else None
         state = found[0] if found else fresh or first_state(experiment, prepared.tokenizer)
         numbers = found[1] if found else {"tokens": 0, "skipped": 0, "skipped_in_a_row": 0}
         start = int(state.step)
-        measured = {
-            r["step"]: r["eval_loss"] for r in read(workdir / METRICS) if "eval_loss" in r and r["step"] <= start
-        }
+        evaluations = hosts.agree(
+            lambda: [(r["step"], r["eval_loss"]) for r in read(workdir / METRICS) if "eval_loss" in r]
+        )
+        measured = {step: loss for step, loss in evaluations if step <= start}
         if start == experiment.train.steps and start in measured:
             return
         for kernel, why in chosen.items():
@@ -89,6 +95,7 @@ def training(experiment: Experiment, workdir: Path, cache: Path, argv: list[str]
         origin = runs.provenance(argv, data=prepared.report, content_hash=prepared.content_hash)
         origin["tokenizer_hash"] = prepared.tokenizer.fingerprint
         origin["resumed_at_step"] = start
+        origin["mesh"] = sizes(experiment.mesh)
         origin["accounting"] = loader.accounting()
         origin["earlier"] = runs.earlier(workdir)
         runs.check_machine(workdir, origin, say)
@@ -96,14 +103,23 @@ def training(experiment: Experiment, workdir: Path, cache: Path, argv: list[str]
         records = Records(workdir, start)
         stack.push(quietly(records.close))
         loop = Loop(experiment, workdir, prepared, loader, checkpoints, records, numbers, measured, say)
-        yield from loop.run(state, start)
-        write_json(workdir / PROVENANCE, origin | {"end": runs.now()})
+        signal = yield from loop.run(state, start)
+        if signal is None:
+            write_json(workdir / PROVENANCE, origin | {"end": runs.now()})
+    hosts.barrier("trained")  # all files are closed
+    if signal is not None:
+        raise Stop(signal)
 
 
 def quietly(close: Callable[[], None]) -> Callable[..., None]:
-    """``close`` on leaving; where an error is already on its way, what goes wrong in closing does not replace it."""
+    """``close`` on leaving; where an error is already on its way, what goes wrong in closing does not replace it.
+
+    Where another process was lost, nothing is waited for: its part will never come.
+    """
 
     def leave(kind: Any, error: BaseException | None, trace: Any) -> None:
+        if ending.is_loss(error):
+            return
         try:
             close()
         except Exception:
@@ -150,12 +166,6 @@ def first_state(experiment: Experiment, tokenizer: Tokenizer) -> State:
     return state._replace(params=params)
 
 
-def place(batch: Batch) -> Batch:
-    """A batch of this machine's memory onto the devices of the mesh that is set, rows and positions over its axes."""
-    layout = NamedSharding(jax.sharding.get_mesh(), spec("batch", "time") or PartitionSpec())
-    return jax.device_put(jax.tree.map(arrange, batch), layout)
-
-
 class Undone(Exception):
     """An evaluation was given up."""
 
@@ -165,7 +175,6 @@ class Pending(NamedTuple):
 
     step: int
     metrics: Metrics
-    batch: Batch  # on the host
 
 
 class Loop:
@@ -190,47 +199,64 @@ class Loop:
         self.token_bytes = token_sizes(prepared.tokenizer)
         self.peak_flops = matmul_rate(experiment.model.dtype) * jax.sharding.get_mesh().size
         earlier = read(workdir / "timing.jsonl")
+        self.alive: Callable[[], None] = lambda: None  # tells the watchdog
         self.display = Progress(experiment, say, earlier[-1]["seconds"] if earlier else 0.0)
 
-    def run(self, state: State, start: int) -> Iterator[None]:
-        """Steps ``start`` to the last, a pause behind each. A step's metrics are read after the next's dispatch."""
+    def run(self, state: State, start: int) -> Generator[None, None, int | None]:
+        """Steps ``start`` to the last, a pause behind each. A step's metrics are read after the next's dispatch.
+
+        Returns the signal that it was stopped by, the same on every process, after the same step.
+        """
         train, program, given = self.experiment.train, self.experiment.program, dials(self.experiment)
         step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
         pending: Pending | None = None
-        with self.loader.iterate(start) as batches, deferred(self.workdir) as asked, self.tracing() as trace:
+        here = rows_here(train.batch)
+        with (
+            self.loader.iterate(start, here) as batches,
+            deferred(self.workdir) as asked,
+            self.tracing() as trace,
+            ending.watchdog() as self.alive,
+        ):
+            heard = hosts.Heard(asked)
             if self.due(start) and start not in self.measured:
-                self.evaluate(state.params, start, asked)  # the run was stopped before it could be
+                self.evaluate(state.params, start, heard)  # the run was stopped before it could be
             for done in range(start + 1, train.steps + 1):
                 trace(done, state)
                 batch = next(batches)
-                state, metrics = step(program, state, place(batch), given)
+                state, metrics = step(program, state, place(batch, train.batch, here), given)
                 asked.unsaved.add(self.workdir)
+                heard.step()
                 if pending is not None:
                     self.record(pending)
-                pending = Pending(done, metrics, batch)
-                last, best = done == train.steps or asked.signal is not None, False
+                pending = Pending(done, metrics)
+                last, best = done == train.steps or heard.signal is not None, False
                 looks = last or self.due(done) or done % train.checkpoint_every == 0
                 if looks:
                     self.record(pending)
                     pending = None
                 if self.due(done):
                     try:
-                        best = self.evaluate(state.params, done, asked)
+                        best = self.evaluate(state.params, done, heard)
                     except Exception:
-                        self.checkpoints.save(state, self.numbers, self.best)  # what was trained is kept
+                        if hosts.count() == 1:  # of several, the others may be elsewhere, and saving takes them all
+                            self.checkpoints.save(state, self.numbers, self.best)  # what was trained is kept
                         raise
                 # A signal that came since ``last`` was asked and met no record waits for the next step.
-                if last or best or done % train.checkpoint_every == 0 or (looks and asked.signal is not None):
+                saved = last or best or done % train.checkpoint_every == 0 or (looks and heard.signal is not None)
+                if saved:
                     with self.display.paused():
+                        self.records.sync()
                         self.checkpoints.save(state, self.numbers, self.best)
-                    asked.unsaved.discard(self.workdir)
-                if asked.signal is not None and self.workdir not in asked.unsaved:
+                    if hosts.count() == 1:  # of several, one that left at once would take unsaved steps from the others
+                        asked.unsaved.discard(self.workdir)
+                if heard.signal is not None and saved:
                     break
                 yield
-        self.checkpoints.wait()
-        if asked.signal is not None:
+            signal = heard.now()
+            self.checkpoints.wait()
+        if signal is not None:
             self.say(f"{self.workdir}: saved after step {done}; the same command goes on from there")
-            raise Stop(asked.signal)
+        return signal
 
     def due(self, step: int) -> bool:
         """Whether the model is measured after this step."""
@@ -239,8 +265,9 @@ class Loop:
 
     def record(self, pending: Pending) -> None:
         """Wait for a step's metrics; count its tokens; write it down and show it where it is due."""
-        train, (step, metrics, batch) = self.experiment.train, pending
+        train, (step, metrics) = self.experiment.train, pending
         values = {name: float(value) for name, value in metrics._asdict().items()}
+        self.alive()
         tokens, skipped = int(values.pop("tokens")), int(values.pop("skipped"))
         new = skipped - self.numbers["skipped"]
         self.numbers["skipped"] = skipped
@@ -255,7 +282,7 @@ class Loop:
         if step % train.log_every == 0 or step in (1, train.steps) or new:
             record = {"step": step, "tokens": self.numbers["tokens"], **values, "skipped": skipped}
             if new:
-                record["batch"] = batch_hash(batch)
+                record["batch"] = batch_hash(self.loader.batch_at(step - 1))
             self.records.write("metrics", record)
             self.display.show(step, values["loss"])
             if timing is not None:
@@ -264,7 +291,7 @@ class Loop:
         if self.numbers["skipped_in_a_row"] >= train.max_skipped:
             raise FloatingPointError(f"stopped at step {step}: {train.max_skipped} steps in a row were skipped")
 
-    def evaluate(self, params: Any, step: int, asked: Asked) -> bool:
+    def evaluate(self, params: Any, step: int, heard: hosts.Heard) -> bool:
         """Measure on the fixed windows of the validation split and write it down; True for the best so far.
 
         Where a signal asks to stop it is left undone, and done first when the run goes on.
@@ -272,7 +299,8 @@ class Loop:
         train, context = self.experiment.train, self.experiment.model.context
 
         def pause() -> None:
-            if asked.signal is not None:
+            self.alive()
+            if heard.now() is not None:
                 raise Undone
 
         with contextlib.suppress(Undone), self.display.paused():
@@ -286,7 +314,7 @@ class Loop:
                 count=train.eval_windows,
                 pause=pause,
             )
-        if asked.signal is not None:
+        if heard.signal is not None:
             return False
         report = total(scores).report()
         self.measured[step] = finite(report["loss"])
@@ -312,7 +340,7 @@ class Loop:
             nonlocal running
             if profile and step in (profile[0], profile[1] + 1):
                 jax.block_until_ready(state)  # steps run behind their dispatch
-            if profile and step == profile[0] and not running:
+            if profile and step == profile[0] and not running and hosts.is_first():
                 jax.profiler.start_trace(str(self.workdir / "profile"))
                 running = True
             elif running and step == profile[1] + 1:

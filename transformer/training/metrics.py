@@ -1,14 +1,16 @@
 """What a run writes down: metrics.jsonl (nothing in it depends on the clock), timing.jsonl, event files."""
 
 import contextlib
+import io
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from transformer.errors import UserError
-from transformer.jsons import finite
+from transformer.jsons import finite, is_remote, write_whole
+from transformer.parallel.hosts import is_first
 
 METRICS = "metrics.jsonl"
 
@@ -17,38 +19,60 @@ class Records:
     """The records of a run, one JSON object a line. Opened after ``step`` steps, later ones are dropped.
 
     A run that was killed has records of steps after its last checkpoint; they will be done again.
+    Of several processes only the first writes any. A file in a bucket cannot be appended to: there the whole of it is
+    written on ``sync``, and there are no event files.
     """
 
     def __init__(self, directory: Path, step: int):
+        self._directory, self._files, self._events = directory, dict[str, TextIO](), None
+        if not is_first():
+            return
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in ("metrics", "timing"):
+            path = self._path(name)
+            kept = "".join(json.dumps(record) + "\n" for record in read(path) if record["step"] <= step)
+            self._files[name] = _in_memory(kept) if is_remote(path) else _rewound(path, kept)
+        self._tensorboard = directory / "tensorboard"
+        if is_remote(directory):
+            return
         from tensorboardX import SummaryWriter  # only those who write pay for it
 
-        directory.mkdir(parents=True, exist_ok=True)
-        self._files = {}
-        for name in ("metrics", "timing"):
-            path = directory / f"{name}.jsonl"
-            _rewind(path, step)
-            self._files[name] = path.open("a", encoding="utf-8")
-        self._tensorboard = directory / "tensorboard"
         self._events = SummaryWriter(str(self._tensorboard), purge_step=step + 1 if step else None)
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{name}.jsonl"
 
     def write(self, name: str, record: dict[str, Any]) -> None:
         """Append to metrics.jsonl or timing.jsonl, and to the event files."""
+        if not is_first():
+            return
         file = self._files[name]
-        with naming(Path(file.name)):
+        with naming(self._path(name)):
             file.write(json.dumps(finite(record)) + "\n")
             file.flush()
+        if self._events is None:
+            return
         with naming(self._tensorboard):
             for key, value in record.items():
                 if key != "step" and isinstance(value, int | float):
                     self._events.add_scalar(f"{name}/{key}", value, record["step"])
 
     def close(self) -> None:
-        for file in self._files.values():
-            with naming(Path(file.name)), file:
+        self.sync()
+        for name, file in self._files.items():
+            with naming(self._path(name)), file:
                 file.flush()
-                os.fsync(file.fileno())
-        with naming(self._tensorboard):
-            self._events.close()
+                if not isinstance(file, io.StringIO):
+                    os.fsync(file.fileno())
+        if self._events is not None:
+            with naming(self._tensorboard):
+                self._events.close()
+
+    def sync(self) -> None:
+        """Before a checkpoint is written, which a record of a step before it must not be missing behind."""
+        for name, file in self._files.items():
+            if isinstance(file, io.StringIO):
+                write_whole(self._path(name), file.getvalue().encode())
 
 
 @contextlib.contextmanager
@@ -85,11 +109,17 @@ def best_step(records: list[dict[str, Any]]) -> int | None:
     return min(measured)[1] if measured else None
 
 
-def _rewind(path: Path, step: int) -> None:
-    kept = [record for record in read(path) if record["step"] <= step]
+def _rewound(path: Path, kept: str) -> TextIO:
     fresh = path.with_suffix(".tmp")
     with fresh.open("w", encoding="utf-8") as stream:
-        stream.writelines(json.dumps(record) + "\n" for record in kept)
+        stream.write(kept)
         stream.flush()
         os.fsync(stream.fileno())
     fresh.replace(path)
+    return path.open("a", encoding="utf-8")
+
+
+def _in_memory(kept: str) -> TextIO:
+    file = io.StringIO()
+    file.write(kept)
+    return file

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from transformer.config import Experiment
+from transformer.parallel.hosts import is_first
 
 
 class Progress:
@@ -14,7 +15,7 @@ class Progress:
     def __init__(self, experiment: Experiment, say: Callable[[str], None], seconds: float = 0.0):
         self._steps = experiment.train.steps
         self._say = say
-        self._live = sys.stderr.isatty()
+        self._live = sys.stderr.isatty() and is_first()
         self._trained = seconds  # spent in steps, with those of earlier starts of the run
         self._mark: float | None = None  # when the clock was last looked at; None until the first step is over
         self._seconds, self._tokens, self._count = 0.0, 0, 0  # since the last look
