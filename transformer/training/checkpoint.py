@@ -16,13 +16,12 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer.config import Experiment
 from transformer.errors import UserError
 from transformer.files import DIGESTS, saved_steps
 from transformer.training.metrics import METRICS, best_step, read
-from transformer.training.state import State, init_params, init_state
+from transformer.training.state import State, abstract, init_params, init_state
 
 UNFINISHED, DELETING, DAMAGED = ".orbax-checkpoint-tmp", ".deleting", ".damaged"
 _MARKERS = ("_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax's own, written after the digests; we read neither
@@ -142,7 +141,7 @@ def verify(path: Path, item: str = "") -> None:
 
 def restore_state(path: Path, experiment: Experiment) -> tuple[State, dict[str, Any]]:
     """State and progress of one checkpoint, which was verified, laid out for the mesh that is set."""
-    like = _abstract(lambda: init_state(experiment))
+    like = abstract(lambda: init_state(experiment))
     found = _read(path.absolute(), params=like.params, optimizer=_optimizer(like))
     return State(params=found["params"], **found["optimizer"]), json.loads(_progress(path))
 
@@ -167,7 +166,7 @@ def restore_params(directory: Path, experiment: Experiment, which: str) -> tuple
         others = [s for s in steps if s != step]
         hint = f"; others are {others}" if others else ""
         raise UserError(f"--checkpoint: {path} is damaged: {damage}{hint}") from damage
-    params = _read(path, params=_abstract(lambda: init_params(experiment)))["params"]
+    params = _read(path, params=abstract(lambda: init_params(experiment)))["params"]
     return params, int(path.name)
 
 
@@ -220,14 +219,3 @@ def _files(folder: Path) -> Iterator[str]:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _abstract(make: Any) -> Any:
-    """Shapes, dtypes and layouts of what ``make`` would return, on the mesh that is set."""
-    mesh = jax.sharding.get_mesh()
-
-    def concrete(x: Any) -> jax.ShapeDtypeStruct:
-        layout = x.sharding.spec if x.sharding is not None else PartitionSpec()  # scalars have none
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, layout))
-
-    return jax.tree.map(concrete, jax.eval_shape(make))

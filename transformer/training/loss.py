@@ -78,12 +78,13 @@ def _forward(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any,
         for axis in mesh_axes("width"):
             slope_VD = jax.lax.psum_scatter(slope_VD, axis, scatter_dimension=1, tiled=True)
         slope_VD = jax.lax.psum(slope_VD, same).astype(shard_VD.dtype)
-        # Each device keeps its part of the sum before anything behind the loss is begun, not the whole until the end.
-        return jax.lax.psum(sums, apart), jax.lax.optimization_barrier((slope_BTD, slope_VD))
+        return jax.lax.psum(sums, apart), (slope_BTD, slope_VD)
 
     flat = spec("batch", "time")
     specs = {"in_specs": (rows, table, flat, flat), "out_specs": (PartitionSpec(), (rows, table))}
-    return jax.shard_map(one, **specs)(x_BTD, unembedding_VD, targets_BT, weights_BT)
+    sums, slopes_both = jax.shard_map(one, **specs)(x_BTD, unembedding_VD, targets_BT, weights_BT)
+    # Each device cuts out its part of the sum before anything behind the loss is begun: the whole need not be kept.
+    return sums, jax.lax.optimization_barrier(slopes_both)
 
 
 def _local(
@@ -108,7 +109,7 @@ def _local(
         if gathered:
             # The copy of the unembedding can go before its gradient, which is as large, is begun; and the slopes by
             # the logits, as large as they, are computed again rather than kept as well.
-            x_BtD, given, slope_BtD = jax.lax.optimization_barrier((x_BtD, given, slope_BtD))
+            x_BtD, given, _ = jax.lax.optimization_barrier((x_BtD, given, slope_BtD))
             slope_BtV = slopes(kinds, *given, vocab)
         _, by_table = jax.vjp(lambda table_VD: logits(x_BtD, table_VD), unembedding_VD)
         return (sums, by_table(slope_BtV)[0]), slope_BtD
