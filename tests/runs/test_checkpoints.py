@@ -197,7 +197,7 @@ def test_K07_K08_other_shapes_names_or_dtypes_are_listed(trained: Path, tmp_path
         shutil.rmtree(newest_copy := shutil.copytree(newest(trained), tmp_path / "c" / "5") / "params")
         shutil.copytree(tmp_path / "x", newest_copy)
         with pytest.raises(UserError, match="is bfloat16"):
-            checkpoint._read(tmp_path / "c" / "5", params=checkpoint._abstract(lambda: state.params))
+            checkpoint._read(tmp_path / "c" / "5", params=checkpoint.abstract(lambda: state.params))
 
 
 def test_which_checkpoint(trained: Path) -> None:

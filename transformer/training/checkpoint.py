@@ -19,7 +19,6 @@ from typing import Any, cast
 
 import jax
 import orbax.checkpoint as ocp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer.config import Experiment
 from transformer.errors import UserError
@@ -27,7 +26,7 @@ from transformer.files import DIGESTS, saved_steps
 from transformer.jsons import is_remote, write_whole
 from transformer.parallel.hosts import agree, barrier, is_first
 from transformer.training.metrics import METRICS, best_step, read
-from transformer.training.state import State, init_params, init_state
+from transformer.training.state import State, abstract, init_params, init_state
 
 UNFINISHED, DELETING, DAMAGED = ".orbax-checkpoint-tmp", ".deleting", ".damaged"
 _MARKERS = ("_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax's own, written after the digests; we read neither
@@ -191,7 +190,7 @@ def verify(path: Path, item: str = "") -> None:
 
 def restore_state(path: Path, experiment: Experiment) -> tuple[State, dict[str, Any]]:
     """State and progress of one checkpoint, which was verified, laid out for the mesh that is set."""
-    like = _abstract(lambda: init_state(experiment))
+    like = abstract(lambda: init_state(experiment))
     found = _read(_absolute(path), params=like.params, optimizer=_optimizer(like))
     return State(params=found["params"], **found["optimizer"]), json.loads(_progress(path))
 
@@ -204,7 +203,7 @@ def restore_params(directory: Path, experiment: Experiment, which: str, alone: b
     """
     step = _chosen(directory, which) if alone else agree(lambda: _chosen(directory, which))
     path = _absolute(directory) / str(step)
-    return _read(path, alone, params=_abstract(lambda: init_params(experiment)))["params"], step
+    return _read(path, alone, params=abstract(lambda: init_params(experiment)))["params"], step
 
 
 def _chosen(directory: Path, which: str) -> int:
@@ -280,14 +279,3 @@ def _files(folder: Path, above: str = "") -> Iterator[str]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _abstract(make: Any) -> Any:
-    """Shapes, dtypes and layouts of what ``make`` would return, on the mesh that is set."""
-    mesh = jax.sharding.get_mesh()
-
-    def concrete(x: Any) -> jax.ShapeDtypeStruct:
-        layout = x.sharding.spec if x.sharding is not None else PartitionSpec()  # scalars have none
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, layout))
-
-    return jax.tree.map(concrete, jax.eval_shape(make))

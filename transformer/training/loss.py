@@ -72,39 +72,50 @@ def _forward(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any,
             table_VD = jax.lax.all_gather(table_VD, axis, axis=1, tiled=True)
         same = tuple(axis for axis in apart if axis not in mesh_axes("width"))
         table_VD = jax.lax.pcast(table_VD, same, to="varying")  # each device's gradient is its own until the end
-        sums, (slope_BTD, slope_VD) = _local(kinds, x_BTD, table_VD, targets_BT, weights_BT, mesh_axes("vocab"))
+        own = (x_BTD, table_VD, targets_BT, weights_BT)
+        gathered = table_VD.shape != shard_VD.shape
+        sums, (slope_BTD, slope_VD) = _local(kinds, *own, mesh_axes("vocab"), gathered)
         slope_VD = slope_VD.astype(x_BTD.dtype)  # in which the gradients of all weights are added up
         for axis in mesh_axes("width"):
             slope_VD = jax.lax.psum_scatter(slope_VD, axis, scatter_dimension=1, tiled=True)
-        slope_VD = jax.lax.psum(slope_VD, same)
-        return jax.lax.psum(sums, apart), (slope_BTD, slope_VD.astype(shard_VD.dtype))
+        slope_VD = jax.lax.psum(slope_VD, same).astype(shard_VD.dtype)
+        return jax.lax.psum(sums, apart), (slope_BTD, slope_VD)
 
     flat = spec("batch", "time")
     specs: Any = {"in_specs": (rows, table, flat, flat), "out_specs": (PartitionSpec(), (rows, table))}
-    return jax.shard_map(one, **specs)(x_BTD, unembedding_VD, targets_BT, weights_BT)
+    sums, slopes_both = jax.shard_map(one, **specs)(x_BTD, unembedding_VD, targets_BT, weights_BT)
+    # Each device cuts out its part of the sum before anything behind the loss is begun: the whole need not be kept.
+    return sums, jax.lax.optimization_barrier(slopes_both)
 
 
 def _local(
-    kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any, weights_BT: Any, vocab: tuple[str, ...] = ()
+    kinds: Penalties,
+    x_BTD: Any,
+    unembedding_VD: Any,
+    targets_BT: Any,
+    weights_BT: Any,
+    vocab: tuple[str, ...] = (),
+    gathered: bool = False,
 ) -> Any:
-    """``_forward`` of one device's positions."""
+    """``_forward`` of one device's positions; ``gathered`` says that its unembedding is a copy made for the loss."""
     B, T, _ = x_BTD.shape
     count = _parts(B, T, unembedding_VD.shape[0])
 
     def part(x_BtD: Any, targets_Bt: Any, weights_Bt: Any) -> Any:
-        def objective(x_BtD: Any, unembedding_VD: Any) -> Any:
-            sums = token_sums(
-                logits(x_BtD, unembedding_VD, kinds.soft_cap),
-                targets_Bt,
-                weights_Bt,
-                z_loss=kinds.z_loss,
-                label_smoothing=kinds.label_smoothing,
-                vocab=vocab,
-            )
-            return sums.objective, sums
-
-        (slope_BtD, slope_VD), sums = jax.grad(objective, (0, 1), has_aux=True)(x_BtD, unembedding_VD)
-        return (sums, slope_VD), slope_BtD
+        logits_BtV, by_x = jax.vjp(lambda x_BtD: logits(x_BtD, unembedding_VD, kinds.soft_cap), x_BtD)
+        sums = token_sums(
+            logits_BtV, targets_Bt, weights_Bt, z_loss=kinds.z_loss, label_smoothing=kinds.label_smoothing, vocab=vocab
+        )
+        given: Any = (logits_BtV, log_total(logits_BtV, vocab), targets_Bt, weights_Bt)
+        slope_BtV = slopes(kinds, *given, vocab=vocab)
+        (slope_BtD,) = by_x(slope_BtV)
+        if gathered:
+            # The copy of the unembedding can go before its gradient, which is as large, is begun; and the slopes by
+            # the logits, as large as they, are computed again rather than kept as well.
+            x_BtD, given, _ = jax.lax.optimization_barrier((x_BtD, given, slope_BtD))
+            slope_BtV = slopes(kinds, *given, vocab=vocab)
+        _, by_table = jax.vjp(lambda table_VD: logits(x_BtD, table_VD, kinds.soft_cap), unembedding_VD)
+        return (sums, by_table(slope_BtV)[0]), slope_BtD
 
     if count == 1:
         (sums, slope_VD), slope_BTD = part(x_BTD, targets_BT, weights_BT)
@@ -120,9 +131,9 @@ def _local(
     # A loop, so that a part's logits are gone before the next one's are there; written out, XLA overlaps them.
     parts = tuple(map(split, (x_BTD, targets_BT, weights_BT)))
     first, slope = part(*(x[0] for x in parts))
-    (sums, slope_VD), slopes = jax.lax.scan(add, first, tuple(x[1:] for x in parts))
-    slopes = jnp.concatenate([slope[None], slopes])
-    return sums, (jnp.moveaxis(slopes, 0, 1).reshape(x_BTD.shape), slope_VD)
+    (sums, slope_VD), found = jax.lax.scan(add, first, tuple(x[1:] for x in parts))
+    found = jnp.concatenate([slope[None], found])
+    return sums, (jnp.moveaxis(found, 0, 1).reshape(x_BTD.shape), slope_VD)
 
 
 def _backward(kinds: Penalties, kept: Any, given: Sums) -> Any:
@@ -172,15 +183,40 @@ def cross_entropy(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Per token, [B, T]: -log softmax(logits)[target] in nats, log sum exp of the logits, and whether no logit is above
     the target's. ``vocab`` as in ``token_sums``."""
-    V = logits_BTV.shape[-1]
-    log_total_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
-    largest_BT = jax.lax.stop_gradient(logits_BTV.max(-1))
-    first: Any = 0
-    if vocab:
-        first = jax.lax.axis_index(vocab) * V
-        largest_BT = jax.lax.pmax(largest_BT, vocab)
-        log_total_BT = largest_BT + jnp.log(jax.lax.psum(jnp.exp(log_total_BT - largest_BT), vocab))
-    ids_11V = first + jnp.arange(V, dtype=targets_BT.dtype)[None, None, :]
-    hit_BTV = ids_11V == targets_BT[..., None]
+    total_BT = log_total(logits_BTV, vocab)
+    hit_BTV = _hits(logits_BTV, targets_BT, vocab)
     target_BT = jax.lax.psum(jnp.where(hit_BTV, logits_BTV, 0.0).sum(-1), vocab)
-    return log_total_BT - target_BT, log_total_BT, target_BT >= largest_BT
+    largest_BT = jax.lax.pmax(jax.lax.stop_gradient(logits_BTV.max(-1)), vocab)
+    return total_BT - target_BT, total_BT, target_BT >= largest_BT
+
+
+def log_total(logits_BTV: jax.Array, vocab: tuple[str, ...] = ()) -> jax.Array:
+    """log sum exp of the logits, [B, T]."""
+    total_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
+    if not vocab:
+        return total_BT
+    top_BT = jax.lax.pmax(jax.lax.stop_gradient(total_BT), vocab)
+    return top_BT + jnp.log(jax.lax.psum(jnp.exp(total_BT - top_BT), vocab))
+
+
+def _hits(logits_BTV: jax.Array, targets_BT: jax.Array, vocab: tuple[str, ...]) -> jax.Array:
+    """Which logit is that of the target, bool [B, T, V]."""
+    V = logits_BTV.shape[-1]
+    first = jax.lax.axis_index(vocab) * V if vocab else 0
+    return first + jnp.arange(V, dtype=targets_BT.dtype)[None, None, :] == targets_BT[..., None]
+
+
+def slopes(
+    kinds: Penalties, logits_BTV: Any, total_BT: Any, targets_BT: Any, weights_BT: Any, vocab: tuple[str, ...] = ()
+) -> jax.Array:
+    """The gradient of ``token_sums(...).objective`` by the logits, [B, T, V]; ``total`` is their ``log_total``.
+
+    The softmax minus what it should be: the target, or with smoothing a little of every token.
+    """
+    V = logits_BTV.shape[-1] * jax.lax.psum(1, vocab)
+    softmax_BTV = jnp.exp(logits_BTV - total_BT[..., None])
+    wanted_BTV = jnp.where(_hits(logits_BTV, targets_BT, vocab), 1 - kinds.label_smoothing, 0.0)
+    wanted_BTV = wanted_BTV + kinds.label_smoothing / V
+    steeper_BT = 1 + 2 * kinds.z_loss * total_BT
+    slopes_BTV = (steeper_BT[..., None] * softmax_BTV - wanted_BTV) * weights_BT[..., None]
+    return jnp.where((weights_BT > 0)[..., None], slopes_BTV, 0.0)

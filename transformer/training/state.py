@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer.config import Experiment
 from transformer.model.masks import causal
@@ -82,3 +83,14 @@ def init_state(experiment: Experiment, seed: Any = None) -> State:
 
 
 _draw = jax.jit(init_state, static_argnums=0, compiler_options=HURRIED)
+
+
+def abstract(make: Any) -> Any:
+    """Shapes, dtypes and layouts of what ``make`` would return, on the mesh that is set."""
+    mesh = jax.sharding.get_mesh()
+
+    def concrete(x: Any) -> jax.ShapeDtypeStruct:
+        layout = x.sharding.spec if x.sharding is not None else PartitionSpec()  # scalars have none
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, layout))
+
+    return jax.tree.map(concrete, jax.eval_shape(make))

@@ -1,0 +1,196 @@
+"""Read a compiled program's text: how often each part of it runs, which collectives it has, what memory it moves.
+
+The text is XLA's, after all optimisations and in the order of execution. A body of a loop is written once and counts
+as often as the loop goes round.
+"""
+
+import dataclasses
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2} | {
+    f"{kind}{bits}": bits // 8 for kind in ("s", "u", "f", "c") for bits in (8, 16, 32, 64, 128)
+}
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+_SHAPE = re.compile(r"\b([a-z]+[0-9]*)\[([0-9,]*)\](?:\{([^}]*)\})?")
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?)\s([a-z][\w\-]*)\((.*)$")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    name: str
+    shape: str
+    op: str
+    rest: str  # operands and attributes
+
+    def attribute(self, name: str) -> str | None:
+        found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
+        return found and found[1]
+
+    @property
+    def operands(self) -> list[str]:
+        return re.findall(r"%([\w.\-]+)", self.rest.split("), ")[0])
+
+
+def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
+    """Every computation's instructions by its name, and the name of the one that is the program."""
+    found: dict[str, list[Instruction]] = {}
+    entry, current = "", None
+    for line in text.splitlines():
+        if start := _COMPUTATION.match(line):
+            current = found.setdefault(start[2], [])
+            entry = start[2] if start[1] else entry
+        elif line.rstrip() == "}":
+            current = None
+        elif current is not None and (one := _INSTRUCTION.match(line)):
+            current.append(Instruction(*one.groups()))
+    return found, entry
+
+
+def size(shape: str, memory_only: bool = False) -> float:
+    """Bytes of a shape, or of all of a tuple's; ``memory_only`` leaves out what lies in on-chip memory, S(1)."""
+    total = 0.0
+    for kind, dimensions, layout in _SHAPE.findall(shape):
+        if kind in BYTES and not (memory_only and "S(" in layout):
+            total += BYTES[kind] * math.prod(int(d) for d in dimensions.split(",") if d)
+    return total
+
+
+def trips(loop: Instruction, computations: dict[str, list[Instruction]]) -> int:
+    """How often a loop goes round: as the compiler says, or what its counter is compared with; 1 where nobody knows."""
+    if known := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest):
+        return int(known[1])
+    condition = computations.get(loop.attribute("condition") or "", [])
+    constants = {i.name: int(n[1]) for i in condition if i.op == "constant" and (n := re.match(r"(\d+)\)", i.rest))}
+    if condition and condition[-1].op == "compare" and "direction=LT" in condition[-1].rest:
+        return next((constants[name] for name in condition[-1].operands if name in constants), 1)
+    return 1
+
+
+def counts(computations: dict[str, list[Instruction]], entry: str) -> dict[str, int]:
+    """How often each computation runs in one run of the program. Of branches each counts once."""
+    found: dict[str, int] = defaultdict(int)
+
+    def visit(name: str, times: int) -> None:
+        found[name] += times
+        for i in computations[name]:
+            if i.op == "while":
+                around = trips(i, computations)
+                visit(str(i.attribute("body")), times * around)
+                visit(str(i.attribute("condition")), times * around)
+                continue
+            called = [i.attribute("calls")]
+            called += [i.attribute("to_apply")] if i.op == "call" else []
+            if branches := re.search(r"branch_computations=\{([^}]*)\}", i.rest):
+                called += [name.strip(" %") for name in branches[1].split(",")]
+            for inner in called:
+                if inner in computations:
+                    visit(inner, times)
+
+    visit(entry, 1)
+    return found
+
+
+def groups(rest: str, devices: int) -> np.ndarray:
+    """The groups of devices of one collective, int [groups, devices of each], from any way of writing them."""
+    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", rest):
+        sizes = {name: int(n) for name, n in re.findall(r"'([^']*)'=(\d+)", mesh[1])}
+        inside = [list(sizes).index(name) for name in re.findall(r"'([^']*)'", mesh[2])]
+        ids = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+        outside = [axis for axis in range(ids.ndim) if axis not in inside]
+        return ids.transpose([*outside, *inside]).reshape(-1, math.prod(ids.shape[axis] for axis in inside))
+    if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest):
+        shape = [int(n) for n in iota[3].split(",")]
+        order = [int(n) for n in iota[4].split(",")] if iota[4] else range(len(shape))
+        return np.arange(math.prod(shape)).reshape(shape).transpose(order).reshape(int(iota[1]), int(iota[2]))
+    for name in ("replica_groups", "source_target_pairs"):
+        if written := re.search(rf"{name}=\{{((?:\{{[\d,]+\}},?)+)\}}", rest):
+            return np.array([[int(n) for n in part.split(",")] for part in re.findall(r"\{([\d,]+)\}", written[1])])
+    return np.arange(devices)[None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective of the program: how often a step does it and what it moves."""
+
+    kind: str
+    times: int
+    size: float  # bytes of the whole array on one device: gathered, or to be reduced
+    devices: int  # that take part together
+    across: bool  # between slices
+    shape: str
+
+    @property
+    def moved(self) -> float:
+        """Bytes that a device sends, and receives, each time, by the best ways known (a ring, or the torus)."""
+        share = (self.devices - 1) / self.devices
+        return self.size * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
+
+
+def collectives(
+    computations: dict[str, list[Instruction]], entry: str, devices: int, slices: int = 1
+) -> Iterator[Collective]:
+    """Every collective of the program, once, with more than one device.
+
+    One that runs beside other work is written several times, each time for a part of the way; its channel tells that
+    these are one. An all-reduce of which only a part is kept is a reduce-scatter: TPUs' compiler writes it so.
+    """
+    seen: set[tuple[str, str]] = set()
+    for name, times in counts(computations, entry).items():
+        scatters = name.startswith("all-reduce-scatter")
+        for i in computations[name]:
+            kind = next((kind for kind in COLLECTIVES if i.op in (kind, f"{kind}-start")), None)
+            channel = i.attribute("channel_id")
+            if kind is None or (kind, channel or i.name) in seen:
+                continue
+            seen.add((kind, channel or i.name))
+            together = groups(i.rest, devices)
+            if together.shape[1] == 1:
+                continue
+            kind = "reduce-scatter" if scatters and kind == "all-reduce" else kind
+            whole = _whole(i, kind, together.shape[1])
+            across = slices > 1 and bool(
+                (together // (devices // slices) != together[:, :1] // (devices // slices)).any()
+            )
+            yield Collective(
+                kind, times, whole, together.shape[1], across, re.sub(r"\{[^{}]*\}|/\*.*?\*/", "", i.shape)
+            )
+
+
+def _whole(i: Instruction, kind: str, devices: int) -> float:
+    shapes = [BYTES.get(k, 0) * math.prod(int(d) for d in ds.split(",") if d) for k, ds, _ in _SHAPE.findall(i.shape)]
+    if i.op.endswith("-start") and kind != "all-reduce" and len(shapes) > 1:
+        return max(shapes[:2])  # operand and result are both in the shape: the larger is the whole
+    return sum(shapes) * (devices if i.op == "reduce-scatter" else 1)
+
+
+def traffic(computations: dict[str, list[Instruction]], entry: str) -> float:
+    """Bytes that a step reads from and writes to the device's memory, about.
+
+    What every instruction outside of fusions reads and writes there. One that takes a slice of an array reads as much
+    as it gives; one that puts a slice into an array writes as much as the slice.
+    """
+    free = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "copy-done")
+    fused = {i.attribute("calls") for body in computations.values() for i in body if i.op == "fusion"}
+    total = 0.0
+    for name, times in counts(computations, entry).items():
+        if name in fused:
+            continue
+        shapes = {i.name: i.shape for i in computations[name]}
+        for i in computations[name]:
+            if i.op in free or i.op.endswith("-done"):
+                continue
+            out = size(i.shape, memory_only=True)
+            read = [size(shapes.get(operand, ""), memory_only=True) for operand in i.operands]
+            if "dynamic-update-slice" in i.name and read:
+                out = sum(read) - max(read)
+                read = [out]
+            elif "slice" in i.name:
+                read = [min(r, out) for r in read]
+            total += times * (out + sum(read))
+    return total
