@@ -40,10 +40,15 @@ def plan(experiment: Experiment, topology: Topology, limit: float, code: bool, s
         left = limit - (time.monotonic() - start)
         result["nearest"] = nearest(experiment, topology, left, say)
     say("compiling the step that generates a token")
-    result["decode"] = decoding(
-        experiment, topology, compile_ahead(experiment.program, topology, "decode", limit, code)
-    )
+    spread = generating(experiment)
+    result["decode"] = decoding(spread, topology, compile_ahead(spread.program, topology, "decode", limit, code))
     return result
+
+
+def generating(experiment: Experiment) -> Experiment:
+    """For generation, which has no positions to cut: the devices of the context axis take rows."""
+    by_axis = mesh.sizes(experiment.mesh)
+    return override(experiment, {"mesh.data": by_axis["data"] * by_axis["context"], "mesh.context": 1})
 
 
 def check_mesh(experiment: Experiment, topology: Topology) -> None:

@@ -102,20 +102,22 @@ def _local(
     count = _parts(B, T, unembedding_VD.shape[0])
 
     def part(x_BtD: Any, targets_Bt: Any, weights_Bt: Any) -> Any:
-        logits_BtV, by_x = jax.vjp(lambda x_BtD: logits(x_BtD, unembedding_VD, kinds.soft_cap), x_BtD)
-        sums = token_sums(
-            logits_BtV, targets_Bt, weights_Bt, z_loss=kinds.z_loss, label_smoothing=kinds.label_smoothing, vocab=vocab
-        )
+        def scores(x_BtD: Any, unembedding_VD: Any) -> Any:
+            return logits(x_BtD, unembedding_VD, kinds.soft_cap)
+
+        logits_BtV, back = jax.vjp(scores, x_BtD, unembedding_VD)
+        penalties: Any = {"z_loss": kinds.z_loss, "label_smoothing": kinds.label_smoothing, "vocab": vocab}
+        sums = token_sums(logits_BtV, targets_Bt, weights_Bt, **penalties)
+        by_logits = functools.partial(slopes, kinds, vocab=vocab)
         given: Any = (logits_BtV, log_total(logits_BtV, vocab), targets_Bt, weights_Bt)
-        slope_BtV = slopes(kinds, *given, vocab=vocab)
-        (slope_BtD,) = by_x(slope_BtV)
+        slope_BtD, slope_VD = back(by_logits(*given))
         if gathered:
             # The copy of the unembedding can go before its gradient, which is as large, is begun; and the slopes by
             # the logits, as large as they, are computed again rather than kept as well.
             x_BtD, given, _ = jax.lax.optimization_barrier((x_BtD, given, slope_BtD))
-            slope_BtV = slopes(kinds, *given, vocab=vocab)
-        _, by_table = jax.vjp(lambda table_VD: logits(x_BtD, table_VD, kinds.soft_cap), unembedding_VD)
-        return (sums, by_table(slope_BtV)[0]), slope_BtD
+            _, by_table = jax.vjp(functools.partial(scores, x_BtD), unembedding_VD)
+            (slope_VD,) = by_table(by_logits(*given))
+        return (sums, slope_VD), slope_BtD
 
     if count == 1:
         (sums, slope_VD), slope_BTD = part(x_BTD, targets_BT, weights_BT)
