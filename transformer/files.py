@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import importlib.util
 import os
 import time
 from collections.abc import Iterator
@@ -14,7 +15,10 @@ from transformer.jsons import is_remote, read_object
 CONFIG, PROVENANCE, CHECKPOINTS = "config.json", "provenance.json", "checkpoints"
 DIGESTS = "digests.json"  # of a checkpoint: its presence says that the checkpoint is finished
 PATIENCE = 0.2  # seconds
-REMOTE = ("gs://", "s3://")  # what tensorstore, under Orbax, and epath both know
+REMOTE = {
+    "gs://": "gcsfs",
+    "s3://": "s3fs",
+}  # what tensorstore, under Orbax, and epath both know, with what fsspec needs
 
 
 def where(flag: str, text: str) -> Path:
@@ -24,8 +28,11 @@ def where(flag: str, text: str) -> Path:
     """
     if "://" not in text:
         return Path(text).expanduser()
-    if not text.startswith(REMOTE):
+    if not text.startswith(tuple(REMOTE)):
         raise UserError(f"{flag}: {text} is not a directory of this machine or a URL of {' or '.join(REMOTE)}")
+    package = REMOTE[text[:5]]
+    if importlib.util.find_spec(package) is None:
+        raise UserError(f"{flag}: {text} needs the package {package}, which is not installed")
     from etils import epath
 
     return cast(Path, epath.Path(text))

@@ -23,7 +23,7 @@ def environment(home: Path, devices: int, **more: str) -> dict[str, str]:
     """Programs are compiled quickly and once for all processes."""
     return os.environ | {
         "XLA_FLAGS": "",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",

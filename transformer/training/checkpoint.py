@@ -146,7 +146,7 @@ class Checkpoints:
         for path in (
             list(self._directory.iterdir()) if self._directory.is_dir() else ()
         ):  # an empty one is none in a bucket
-            unsealed = path.name.isdecimal() and not any((path / x).exists() for x in (DIGESTS, DIGESTS + DAMAGED))
+            unsealed = path.name.isdecimal() and not (path / DIGESTS).exists()
             if path.name.endswith((UNFINISHED, DELETING)) or (is_remote(path) and unsealed):
                 yield path
 
@@ -165,11 +165,13 @@ def _remove(directory: Path) -> None:
 
 
 def _set_aside(path: Path) -> Path:
-    """A damaged checkpoint, so that it counts no more and is still there to be looked at."""
-    if is_remote(path):
-        (path / DIGESTS).rename(path / (DIGESTS + DAMAGED))
-        return path
+    """Give a damaged checkpoint another name, so that it counts no more and is still there to be looked at."""
     aside = path.with_name(path.name + DAMAGED)
+    if is_remote(path):  # a bucket has no directories that could be renamed
+        for name in list(_files(path)):
+            (aside / name).write_bytes((path / name).read_bytes())
+        _remove(path)
+        return aside
     shutil.rmtree(aside, ignore_errors=True)
     return path.rename(aside)
 
