@@ -7,7 +7,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from transformer.errors import UserError
+from launch.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 

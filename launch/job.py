@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from transformer.errors import UserError
+from launch.errors import UserError
 
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # what Cloud TPU, Kubernetes and Slurm all take
 
@@ -27,12 +27,19 @@ class Job:
                 f"--name: {self.name!r} is not a name; use at most 40 of a-z, 0-9 and -, a letter first, no - last"
             )
 
+    def command(self, python: str = "python") -> list[str]:
+        """The argument list that every host executes."""
+        return [python, "-m", "transformer", *self.arguments]
+
 
 class Place(Protocol):
     """A place is a module with these functions. ``options`` are its own flags, each a string by its name."""
 
     OPTIONS: Mapping[str, tuple[str | None, str]]
-    """By flag name: the default (None where it must be given) and one line of help."""
+    """By flag name: the default (None where it must be given) and one line of help.
+
+    A flag whose default is "false" may stand alone, for "true"; it never has another value than these two.
+    """
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Exactly what ``submit`` would run, and every file that it would write, ready to read or paste."""
