@@ -32,7 +32,7 @@ def attempts(
 ) -> int:
     """Call ``start`` until its exit status is final or a limit is reached; the last exit status.
 
-    Waits 10 s (``limits.pause``), 20 s, ... 10 min between tries; an attempt that lasted longer than ten minutes starts that anew.
+    Waits ``limits.pause``, twice that, ... 10 min between tries; an attempt of over ten minutes starts that anew.
     """
     begun, pause, count = clock(), limits.pause, 0
     while True:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launch import tpus
+from launch.arguments import positive, value_of, whole
 from launch.attempts import Limits
 from launch.compute import InstanceGroups
 from launch.fits import refuse_unless_it_fits
@@ -14,9 +15,9 @@ from launch.job import Job
 from launch.machines import Machines, Request, owner
 from launch.queued import QueuedResource
 from launch.session import Session, Terms, script
-from launch.tools import ToolError, run
+from launch.tools import run
 from launch.workers import SETUP, Bundle, Ssh, Unreached
-from transformer.errors import UserError
+from launch.errors import UserError
 
 OPTIONS: Mapping[str, tuple[str | None, str]] = {
     "topology": (None, "one slice, as `plan` takes it: v5e:4x4, v5p:2x2x4, tpu7x:2x2x2"),
@@ -69,13 +70,11 @@ tar -cf - -C new . | {shlex.join(worker)}
 {script([crew.ssh.to("ADDRESS", crew.remote("start", bundle.id))])}
 {script([crew.ssh.to("ADDRESS", crew.remote("follow", "0"))])}
 # At the end{", unless kept" if session.terms.keep else ""}:
-{session.deletion()}
-"""
+{session.deletion()}"""
 
 
 def submit(job: Job, options: Mapping[str, str]) -> int:
-    options = _complete(options)
-    if not _yes(options, "keep"):
+    if options["keep"] != "true":
         _refuse_what_would_be_lost(job)
     key = Path(options["ssh_key"]).expanduser()
     if not key.exists():
@@ -83,7 +82,7 @@ def submit(job: Job, options: Mapping[str, str]) -> int:
         run(_key_command(key))
     session = _session(job, options)
     slices = session.request.slices
-    refuse_unless_it_fits(job.arguments, options["topology"], slices, _yes(options, "force"), say)
+    refuse_unless_it_fits(job.arguments, options["topology"], slices, options["force"] == "true", say)
     return session.run()
 
 
@@ -126,20 +125,9 @@ def say(text: str) -> None:
     print(f"launch: {text}", file=sys.stderr, flush=True)
 
 
-def _complete(options: Mapping[str, str]) -> dict[str, str]:
-    complete = {}
-    for name, (default, _) in OPTIONS.items():
-        value = options.get(name, default)
-        if value is None:
-            raise UserError(f"--{name}: cloud_tpu needs it: {OPTIONS[name][1]}")
-        complete[name] = value
-    return complete
-
-
 def _session(job: Job, options: Mapping[str, str]) -> Session:
-    options = _complete(options)
     piece = tpus.parse(options["topology"])
-    slices = int(_number(options, "slices", 1))
+    slices = whole(options, "slices")
     route = options["route"]
     if route not in ("auto", "queued", "compute"):
         raise UserError(f"--route: {route!r} is not one of auto, queued, compute")
@@ -161,21 +149,21 @@ def _session(job: Job, options: Mapping[str, str]) -> Session:
         network=options["network"],
         reservation=options["reservation"],
         image=options["image"],
-        spot=_yes(options, "spot"),
-        internal_ips=_yes(options, "internal_ips"),
+        spot=options["spot"] == "true",
+        internal_ips=options["internal_ips"] == "true",
         login=f"{user}:{public.read_text().strip() if public.exists() else 'KEY'}",
     )
     machines: Machines = QueuedResource(request) if route == "queued" else InstanceGroups(request)
     terms = Terms(
         limits=Limits(
-            attempts=int(_number(options, "attempts", 1)),
-            chip_hours=_number(options, "chip_hours"),
+            attempts=whole(options, "attempts"),
+            chip_hours=positive(options, "chip_hours"),
             chips=piece.chips * slices,
-            pause=_number(options, "backoff"),
+            pause=positive(options, "backoff"),
         ),
-        wait=_number(options, "wait"),
-        poll=_number(options, "poll", 0.1),
-        keep=_yes(options, "keep"),
+        wait=positive(options, "wait"),
+        poll=positive(options, "poll"),
+        keep=options["keep"] == "true",
     )
     ssh = Ssh(command=tuple(shlex.split(options["ssh"])), key=str(key), user=user)
     return Session(request, machines, Bundle.of(job.arguments, options["setup"] or SETUP), ssh, terms, say)
@@ -187,26 +175,9 @@ def _key_command(key: Path) -> list[str]:
 
 def _refuse_what_would_be_lost(job: Job) -> None:
     """A run's directory on the machines' own disks is deleted with them."""
-    for argument in job.arguments:
-        name, equals, value = argument.partition("=")
-        if name == "--workdir" and "://" not in value and not value.startswith("/"):
-            raise UserError(
-                f"--workdir: {value!r} would be on the machines and deleted with them; "
-                "give a gs:// path, an absolute one on a mounted disk, or --keep"
-            )
-
-
-def _yes(options: Mapping[str, str], name: str) -> bool:
-    if options[name] not in ("", "true", "false"):
-        raise UserError(f"--{name}: {options[name]!r} is neither true nor false")
-    return options[name] != "false"
-
-
-def _number(options: Mapping[str, str], name: str, least: float = 0.0) -> float:
-    try:
-        value = float(options[name])
-    except ValueError:
-        value = float("nan")
-    if not value >= least:
-        raise UserError(f"--{name}: {options[name]!r} is not a number of at least {least:g}")
-    return value
+    workdir = value_of("workdir", job.arguments)
+    if workdir and "://" not in workdir and not workdir.startswith("/"):
+        raise UserError(
+            f"--workdir: {workdir!r} would be on the machines and deleted with them; "
+            "give a gs:// path, an absolute one on a mounted disk, or --keep"
+        )

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from transformer.errors import UserError
+from launch.errors import UserError
 
 
 def refuse_unless_it_fits(

@@ -9,7 +9,7 @@ from typing import Any
 from launch.machines import MARKS, Found, Request
 from launch.tools import ask_all
 from launch.workers import Worker
-from transformer.errors import UserError
+from launch.errors import UserError
 
 WAITING = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")  # of a request
 STARTING = ("CREATING", "STARTING")  # of a node

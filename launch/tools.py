@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from transformer.errors import UserError
+from launch.errors import UserError
 
 
 class ToolError(Exception):

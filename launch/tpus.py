@@ -8,7 +8,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from transformer.errors import UserError, did_you_mean
+from launch.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def parse(text: str) -> Slice:
     """'v5e:4x4' or 'v5p:2x2x4', the form that `plan` takes."""
     generation, colon, shape = text.partition(":")
     if generation not in GENERATIONS:
-        raise UserError(f"--topology: {generation!r} is no TPU generation{did_you_mean(generation, GENERATIONS)}")
+        raise UserError(f"--topology: {generation!r} is no TPU generation (there are: {', '.join(GENERATIONS)})")
     sides = GENERATIONS[generation].dimensions
     if not colon or not re.fullmatch("x".join([r"[1-9]\d*"] * sides), shape):
         example = "4x4" if sides == 2 else "2x2x4"

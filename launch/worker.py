@@ -69,7 +69,9 @@ def start(folder: Path, job: str) -> None:
     if not code.exists():  # an attempt after the first goes on in the directory of the one before it
         shutil.rmtree(folder / "unpacking", ignore_errors=True)
         with tarfile.open(folder / "new" / "code.tar.gz") as archive:
-            archive.extractall(folder / "unpacking", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+            if hasattr(tarfile, "data_filter"):  # older releases know no filter, newer ones want one
+                archive.extraction_filter = tarfile.data_filter
+            archive.extractall(folder / "unpacking")
         (folder / "unpacking").rename(code)
     for name in ("status", "stopping", "child", "lock"):
         if (folder / name).exists():
@@ -93,7 +95,9 @@ def keep(folder: Path, code: str, lock: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: None)  # a machine that shuts down signals everyone; the job's end counts
     arguments = (folder / "new" / "arguments").read_bytes().split(b"\0")[:-1]
     environment = dict(os.environ, PYTHONUNBUFFERED="1")
-    environment.update(line.split("=", 1) for line in read(folder / "new" / "environment").splitlines())
+    for line in read(folder / "new" / "environment").splitlines():
+        name, _, value = line.partition("=")
+        environment[name] = value
     setup = [b"bash", os.fsencode(folder / "new" / "setup")]
     command = [b".venv/bin/python", b"-m", b"transformer", *arguments]
     status = 0

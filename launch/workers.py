@@ -16,7 +16,7 @@ from pathlib import Path
 from launch.attempts import LOST
 from launch.code import archive
 from launch.worker import GONE
-from transformer.errors import UserError
+from launch.errors import UserError
 
 SETUP = """\
 set -e
@@ -162,8 +162,7 @@ class Crew:
                 result = subprocess.run(
                     self.ssh.to(worker.address, remote),
                     input=stdin(worker),
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
+                    capture_output=True,
                     process_group=0,
                 )
                 if result.returncode == 0:
