@@ -10,6 +10,7 @@ from launch import tpus
 from launch.arguments import positive, value_of, whole
 from launch.attempts import Limits
 from launch.compute import InstanceGroups
+from launch.errors import UserError
 from launch.fits import refuse_unless_it_fits
 from launch.job import Job
 from launch.machines import Machines, Request, owner
@@ -17,7 +18,6 @@ from launch.queued import QueuedResource
 from launch.session import Session, Terms, script
 from launch.tools import run
 from launch.workers import SETUP, Bundle, Ssh, Unreached
-from launch.errors import UserError
 
 OPTIONS: Mapping[str, tuple[str | None, str]] = {
     "topology": (None, "one slice, as `plan` takes it: v5e:4x4, v5p:2x2x4, tpu7x:2x2x2"),

@@ -7,11 +7,11 @@ its machines and the policy have no labels of their own, so the mark of the laun
 import re
 from typing import Any
 
+from launch.errors import UserError
 from launch.machines import Found, Request
 from launch.tools import ask_all
 from launch.tpus import region
 from launch.workers import Worker
-from launch.errors import UserError
 
 STARTING = ("PENDING", "PROVISIONING", "STAGING")  # of an instance
 PORT = 8081  # of the process that brings slices together

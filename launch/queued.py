@@ -6,10 +6,10 @@ takes none, but its description of the nodes shows them, before there are any an
 
 from typing import Any
 
-from launch.machines import MARKS, Found, Request
-from launch.tools import ask_all
-from launch.workers import Worker
 from launch.errors import UserError
+from launch.machines import MARKS, Found, Request
+from launch.tools import ask
+from launch.workers import Worker
 
 WAITING = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")  # of a request
 STARTING = ("CREATING", "STARTING")  # of a node
@@ -36,8 +36,8 @@ class QueuedResource:
         ]
 
     def look(self) -> Found:
-        requests, nodes = ask_all(self.look_commands())
-        mine = [each for each in requests or [] if _base(each["name"]) == self.request.name]
+        requests, nodes = self.look_commands()
+        mine = [each for each in ask(requests) or [] if _base(each["name"]) == self.request.name]
         if not mine:
             return Found(state="absent")
         made = mine[0]
@@ -47,7 +47,7 @@ class QueuedResource:
         if word in WAITING:
             return Found(state="waiting", word=word)
         if word == "ACTIVE":
-            return self._nodes([node for node in nodes or [] if self._mine(node)])
+            return self._nodes([node for node in ask(nodes) or [] if self._mine(node)])
         failure = made["state"].get("failedData", {}).get("error", {}).get("message", "")
         return Found(state="broken", word=f"{word}: {failure}" if failure else word, failed=word == "FAILED")
 

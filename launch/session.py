@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from launch.attempts import LOST, Limits, attempts
+from launch.errors import UserError
 from launch.interrupts import Stopped, interruptible
 from launch.machines import Found, Machines, Request
 from launch.tools import ToolError, run
 from launch.workers import Bundle, Crew, Ssh, Unreached
-from launch.errors import UserError
 
 STARTS = 900.0  # seconds from the first host being there to all of them
 LOOKS = 4  # looks at the machines that may fail in a row: gcloud, the network or the cloud has its moments

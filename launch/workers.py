@@ -15,8 +15,8 @@ from pathlib import Path
 
 from launch.attempts import LOST
 from launch.code import archive
-from launch.worker import GONE
 from launch.errors import UserError
+from launch.worker import GONE
 
 SETUP = """\
 set -e
