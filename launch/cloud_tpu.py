@@ -38,6 +38,7 @@ OPTIONS: Mapping[str, tuple[str | None, str]] = {
     "attempts": ("20", "how often to try in all, after preemption"),
     "backoff": ("10", "seconds before the second attempt; twice that before the next, up to 10 minutes"),
     "chip_hours": ("inf", "the most to use in this launch"),
+    "patience": ("300", "seconds that a worker may not answer before it counts as lost"),
     "poll": ("30", "seconds between looks at the machines"),
     "keep": ("false", "leave the machines when the job has ended"),
     "force": ("false", "launch although the plan says that it does not fit"),
@@ -107,7 +108,7 @@ def logs(job: Job, options: Mapping[str, str]) -> int:
         say(f"{job.name} is {found.word or found.state}: there is nobody to ask for what was printed")
         return 1
     session.crew.workers = found.workers
-    return session.crew.follow(lambda: "", 60.0)
+    return session.crew.follow(session.trouble, session.terms.poll)
 
 
 def stop(job: Job, options: Mapping[str, str]) -> int:
@@ -165,7 +166,9 @@ def _session(job: Job, options: Mapping[str, str]) -> Session:
         poll=positive(options, "poll"),
         keep=options["keep"] == "true",
     )
-    ssh = Ssh(command=tuple(shlex.split(options["ssh"])), key=str(key), user=user)
+    ssh = Ssh(
+        command=tuple(shlex.split(options["ssh"])), key=str(key), user=user, patience=positive(options, "patience")
+    )
     return Session(request, machines, Bundle.of(job.arguments, options["setup"] or SETUP), ssh, terms, say)
 
 

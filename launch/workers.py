@@ -36,8 +36,6 @@ fi
 """What is run on each worker before the command: an interpreter with the requirements and the tpu extra in .venv."""
 
 CONNECT = 15  # seconds for one attempt to connect
-REACHED = 300.0  # seconds until every worker must have answered
-PATIENCE = 120.0  # seconds that a connection may be gone before its worker is taken as lost
 SAVE = 60.0  # seconds for a job that is asked to end to save a checkpoint
 
 
@@ -57,6 +55,7 @@ class Ssh:
     command: tuple[str, ...]
     key: str
     user: str
+    patience: float  # seconds that a worker may not answer before it counts as lost
 
     def to(self, address: str, remote: str) -> list[str]:
         """The whole command; of an option that is given twice ssh takes the first, so the user's own flags win."""
@@ -133,7 +132,7 @@ class Crew:
     def begin(self, bundle: Bundle) -> bool:
         """Send the bundle and start the job, unless it runs already. Whether it was started anew."""
         look = f"{self.send()} && {self.remote('begin', bundle.id, bundle.digest)}"
-        states = self.each(look, lambda worker: bundle.packed(worker.environment), REACHED)
+        states = self.each(look, lambda worker: bundle.packed(worker.environment), self.ssh.patience)
         if "other" in states.values():
             raise UserError(
                 f"{self.folder.rsplit('/', 1)[1]} is running with other code or other arguments; "
@@ -203,9 +202,9 @@ class Crew:
                     name, status = ends.get(timeout=min(every, 1.0))
                 except queue.Empty:
                     now = time.monotonic()
-                    late = [name for name, since in list(gone.items()) if now - since > PATIENCE]
+                    late = [name for name, since in list(gone.items()) if now - since > self.ssh.patience]
                     if late:
-                        self.say(f"worker {late[0]}: no connection for {PATIENCE:.0f} s")
+                        self.say(f"worker {late[0]}: no connection for {self.ssh.patience:.0f} s")
                         return LOST
                     if now - asked < every:
                         continue

@@ -29,8 +29,9 @@ with open(out / "starts.jsonl", "a") as log:
     print(json.dumps([me, begin, [os.fsencode(word).hex() for word in sys.argv[1:]]]), file=log)
 
 def stop(number, frame):
-    print("saved on request", flush=True)
-    sys.exit(143)
+    if not wanted.get("deaf"):
+        print("saved on request", flush=True)
+        sys.exit(143)
 
 signal.signal(signal.SIGTERM, stop)
 for step in range(begin, wanted["steps"]):

@@ -103,9 +103,11 @@ class Cloud:
             machines = []
             for j in range(HOSTS[spec["node"]["acceleratorType"]]):
                 disk = self.folder / f"{self.made}-{i}.{j}"
+                machines.append(
+                    Machine(disk, f"127.0.{i + 1}.{j + 1}", self.port, spec["node"]["metadata"]["ssh-keys"])
+                )
                 if f"{i}.{j}" in self.silent:
                     machines[-1].off()
-                machines.append(Machine(disk, f"127.0.{i + 1}.{j + 1}", self.port, spec["node"]["metadata"]["ssh-keys"]))
             ends = [
                 {"ipAddress": f"10.0.{i}.{j}", "port": 8470, "accessConfig": {"externalIp": machine.address}}
                 for j, machine in enumerate(machines)
