@@ -49,6 +49,7 @@ class QueuedResource:
         if word == "ACTIVE":
             return self._nodes([node for node in ask(nodes) or [] if self._mine(node)])
         failure = made["state"].get("failedData", {}).get("error", {}).get("message", "")
+        failure = " ".join(failure.split())  # on one line
         return Found(state="broken", word=f"{word}: {failure}" if failure else word, failed=word == "FAILED")
 
     def _mine(self, node: dict[str, Any]) -> bool:

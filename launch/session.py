@@ -95,9 +95,24 @@ class Session:
             self.say(f"{self.hours():.3g} of {self.terms.limits.chip_hours:g} chip-hours are used")
             self.end_job()
             return 143
-        if status == LOST and self.look().state != "ready":
-            self.delete()
+        if status == LOST:
+            self.after_loss()
         return status
+
+    def after_loss(self) -> None:
+        """Delete what is left of machines that went away; what somebody else deleted is not asked for again."""
+        found = self.look()
+        if found.state == "waiting":  # half deleted, it may be
+            time.sleep(self.terms.poll)
+            found = self.look()
+        if found.state == "absent":
+            self.refuse_deleted()
+        if found.state != "ready":
+            self.delete()
+
+    def refuse_deleted(self) -> None:
+        self.mine = False
+        raise ToolError(f"{self.request.name} was deleted by someone else; it is not asked for again")
 
     def obtain(self) -> Found:
         """Machines that are ready: those of this name that are there, or new ones."""
@@ -147,7 +162,7 @@ class Session:
             raise Spent
         found = self.look()
         if found.state == "absent":
-            raise ToolError(f"{self.request.name} was deleted by someone else; it is not asked for again")
+            self.refuse_deleted()
         return "" if found.state == "ready" else f"{self.request.name} is {found.word}"
 
     def look(self) -> Found:
@@ -188,6 +203,8 @@ class Session:
                 except ToolError as error:
                     if "not found" not in str(error).lower().replace("_", " "):
                         raise
+        if self.crew.following:
+            self.crew.following.close()
         self.crew.workers = ()
         self.meter.stop()
         self.mine = False

@@ -64,7 +64,7 @@ def begin(folder: Path, job: str, digest: str) -> None:
 
 
 def start(folder: Path, job: str) -> None:
-    stop(folder, 0)
+    stop(folder, 5)  # what is left of the attempt before it
     code = folder / f"code-{job[:12]}"
     if not code.exists():  # an attempt after the first goes on in the directory of the one before it
         shutil.rmtree(folder / "unpacking", ignore_errors=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from launch.attempts import LOST
 from launch.code import archive
 from launch.errors import UserError
-from launch.worker import GONE
+from launch.worker import GONE, STOPPED
 
 SETUP = """\
 set -e
@@ -120,6 +120,7 @@ class Crew:
         self.workers, self.ssh, self.say = workers, ssh, say
         self.folder = f".launch/{name}"  # in the home directory of the login name
         self.offsets: dict[str, int] = {}  # how much of each worker's log was printed
+        self.following: Following | None = None
 
     def remote(self, *action: str) -> str:
         """The command line for the worker's shell."""
@@ -184,82 +185,105 @@ class Crew:
         return done
 
     def follow(self, healthy: Callable[[], str], every: float) -> int:
-        """Print what every worker prints, until all have ended with 0 or one has not; the first that did not counts.
+        """Print what every worker prints until the job ends; its exit status. See ``Following``."""
+        self.following = Following(self, healthy, every)
+        return self.following.status()
 
-        ``healthy`` is asked ``every`` so many seconds and once a worker has failed; what it says, if anything, is
-        why the machines cannot go on, and then the job was lost, whatever its workers made of that. Only a user's
-        error (2) stands before it.
-        """
-        ends: queue.Queue[tuple[str, int]] = queue.Queue()
-        over = threading.Event()
-        gone: dict[str, float] = {}  # since when a worker is not connected
-        for worker in self.workers:
-            threading.Thread(target=self._follow, args=(worker, ends, gone, over), daemon=True).start()
-        left, asked = len(self.workers), time.monotonic()
+    def stop(self) -> None:
+        """Ask the job to save and end, on every worker at once, and see to it that it has."""
         try:
-            while left:
-                try:
-                    name, status = ends.get(timeout=min(every, 1.0))
-                except queue.Empty:
-                    now = time.monotonic()
-                    late = [name for name, since in list(gone.items()) if now - since > self.ssh.patience]
-                    if late:
-                        self.say(f"worker {late[0]}: no connection for {self.ssh.patience:.0f} s")
-                        return LOST
-                    if now - asked < every:
-                        continue
-                    asked, why = now, healthy()
-                    if why:
-                        self.say(why)
-                        return LOST
-                    continue
-                left -= 1
-                if status:
-                    self.say(f"worker {name}: exit status {status}")
-                    why = "" if status == 2 else healthy()
-                    if why or (gone and status != 2):
-                        self.say(why or f"worker {next(iter(gone))} is not connected")
-                        return LOST
-                    return status
-            return 0
+            self.each(self.remote("stop", str(SAVE)))
         finally:
-            over.set()
+            if self.following:
+                self.following.close(after=5.0)
 
-    def _follow(
-        self, worker: Worker, ends: "queue.Queue[tuple[str, int]]", gone: dict[str, float], over: threading.Event
-    ) -> None:
-        tag = f"{worker.name}: ".encode()
-        while not over.is_set():
-            process = subprocess.Popen(
-                self.ssh.to(worker.address, self.remote("follow", str(self.offsets.get(worker.name, 0)))),
+
+class Following:
+    """The connections over which the workers' output comes."""
+
+    def __init__(self, crew: Crew, healthy: Callable[[], str], every: float) -> None:
+        """``healthy`` says why the machines cannot go on, or nothing; it is asked ``every`` so many seconds."""
+        self.crew, self.healthy, self.every = crew, healthy, every
+        self.ends: queue.Queue[tuple[str, int]] = queue.Queue()
+        self.gone: dict[str, float] = {}  # since when a worker is not connected
+        self.over = threading.Event()
+        self.connections: dict[str, subprocess.Popen[bytes]] = {}
+        self.threads = [threading.Thread(target=self._print, args=(worker,), daemon=True) for worker in crew.workers]
+        for thread in self.threads:
+            thread.start()
+
+    def status(self) -> int:
+        """0 when all workers have ended with 0, else the first other exit status.
+
+        Where the machines cannot go on, or a worker is not connected, the job was lost, whatever the others made of
+        that. Only a user's error (2) and a stop on request (130) stand before it.
+        """
+        left, asked, first = len(self.crew.workers), time.monotonic(), 0
+        saved_by = float("inf")
+        while left and time.monotonic() < saved_by:
+            try:
+                name, status = self.ends.get(timeout=min(self.every, 1.0))
+            except queue.Empty:
+                if time.monotonic() - asked >= self.every and not first:
+                    asked = time.monotonic()
+                    if why := self.late() or self.healthy():
+                        return self._lost(why)
+                continue
+            left -= 1
+            if status and not first:
+                self.crew.say(f"worker {name}: exit status {status}")
+                if status not in (2, STOPPED) and (why := self.late(0.0) or self.healthy()):
+                    return self._lost(why)
+                first = status
+                # The others have been asked to save too, and are not to be cut short.
+                saved_by = time.monotonic() + (SAVE if status == 143 else 0.0)
+        self.close(after=2.0 if not left else 0.5)
+        return first
+
+    def late(self, patience: float | None = None) -> str:
+        patience = self.crew.ssh.patience if patience is None else patience
+        for name, since in list(self.gone.items()):
+            if time.monotonic() - since >= patience:
+                return f"worker {name}: no connection for {time.monotonic() - since:.0f} s"
+        return ""
+
+    def _lost(self, why: str) -> int:
+        self.crew.say(why)
+        self.close()
+        return LOST
+
+    def close(self, after: float = 0.0) -> None:
+        """Print what still comes for so many seconds, and end the connections."""
+        until = time.monotonic() + after
+        for thread in self.threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        self.over.set()
+        for connection in list(self.connections.values()):
+            connection.terminate()
+
+    def _print(self, worker: Worker) -> None:
+        """Connect, and connect anew where the connection goes away, until the job has an exit status."""
+        crew, tag = self.crew, f"{worker.name}: ".encode()
+        while not self.over.is_set():
+            process = self.connections[worker.name] = subprocess.Popen(
+                crew.ssh.to(worker.address, crew.remote("follow", str(crew.offsets.get(worker.name, 0)))),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 process_group=0,
             )
-            threading.Thread(target=_end_with, args=(process, over), daemon=True).start()
             assert process.stdout is not None
             for line in process.stdout:
-                gone.pop(worker.name, None)
-                self.offsets[worker.name] = self.offsets.get(worker.name, 0) + len(line)
+                self.gone.pop(worker.name, None)
+                crew.offsets[worker.name] = crew.offsets.get(worker.name, 0) + len(line)
                 sys.stdout.buffer.write(tag + line.rstrip(b"\n") + b"\n")  # one write, so that lines stay whole
                 sys.stdout.buffer.flush()
             status = process.wait()
-            if status != LOST:
-                gone.pop(worker.name, None)
-                ends.put((worker.name, LOST if status == GONE else status))
+            if self.over.is_set():
                 return
-            gone.setdefault(worker.name, time.monotonic())
-            over.wait(2)
-
-    def stop(self) -> None:
-        """Ask the job to save and end, on every worker at once, and see to it that it has."""
-        self.each(self.remote("stop", str(SAVE)))
-
-
-def _end_with(process: "subprocess.Popen[bytes]", over: threading.Event) -> None:
-    """End the connection when nobody listens any more."""
-    while process.poll() is None:
-        if over.wait(1):
-            process.terminate()
-            return
+            if status != LOST:
+                self.gone.pop(worker.name, None)
+                self.ends.put((worker.name, LOST if status == GONE else status))
+                return
+            self.gone.setdefault(worker.name, time.monotonic())
+            self.over.wait(2)

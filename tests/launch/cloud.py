@@ -38,7 +38,7 @@ for step in range(begin, wanted["steps"]):
     time.sleep(0.05)
     saved.write_text(str(step + 1))
     print("step", step + 1, flush=True)
-    if step + 1 - begin == wanted.get("after") and me == wanted["who"]:
+    if step + 1 - begin == wanted.get("after") and wanted["who"] in (me, "all"):
         sys.exit(wanted["end"])
 print("all done")
 '''
@@ -72,7 +72,8 @@ class Bench:
 
     def want(self, **wanted: object) -> None:
         """The steps of the job, and that worker ``who`` ends with status ``end`` ``after`` so many of an attempt."""
-        (self.out / "wanted.json").write_text(json.dumps(wanted))
+        (self.out / "wanted.part").write_text(json.dumps(wanted))
+        (self.out / "wanted.part").rename(self.out / "wanted.json")  # a job may be reading it
 
     def start(self, *words: str, action: str = "") -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "launch", self.place, *([action] if action else []), *self.flags]
