@@ -199,6 +199,10 @@ class Cluster:
             version = {"groupVersion": "jobset.x-k8s.io/v1alpha2", "version": "v1alpha2"}
             group = {"name": "jobset.x-k8s.io", "versions": [version], "preferredVersion": version}
             return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]}
+        if path == "openapi/v3":
+            return {"paths": {version: {"serverRelativeURL": f"/openapi/v3/{version}"} for version in KINDS}}
+        if path.startswith("openapi/v3/"):
+            return openapi(path.removeprefix("openapi/v3/"))
         if path in KINDS:
             verbs = ["create", "delete", "deletecollection", "get", "list", "watch"]
             resources = [
@@ -228,6 +232,20 @@ class Cluster:
             version = version.removeprefix("apis/").removeprefix("api/")
             return {"kind": f"{KINDS[match[1]][kind]}List", "apiVersion": version, "metadata": {}, "items": items}
         return self.objects.get((kind, name)) or (404, "NotFound", f'{kind} "{name}" not found')
+
+
+def openapi(version: str) -> dict[str, Any]:
+    """As much as tells kubectl that this server checks fields itself."""
+    paths = {}
+    for name, kind in KINDS[version].items():
+        group = version.split("/")[1] if version.startswith("apis") else ""
+        patch = {
+            "parameters": [{"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}],
+            "responses": {},
+            "x-kubernetes-group-version-kind": {"group": group, "version": version.rsplit("/", 1)[1], "kind": kind},
+        }
+        paths[f"/{version}/namespaces/{{namespace}}/{name}/{{name}}"] = {"patch": patch}
+    return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.32"}, "paths": paths}
 
 
 def expand(word: str, environment: dict[str, str]) -> str:
