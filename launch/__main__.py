@@ -45,6 +45,8 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        return 1  # whoever read the log has left
 
 
 def launch(argv: list[str]) -> int:

@@ -98,7 +98,11 @@ def logs(job: Job, options: Mapping[str, str]) -> int:
 def stop(job: Job, options: Mapping[str, str]) -> int:
     while found := _find(job):  # until it is gone: one that was just going back into the queue is met there
         if found.state != "COMPLETING":
-            _slurm("scancel", f"--name={job.name}", found.number)  # by number and name
+            try:
+                _slurm("scancel", f"--name={job.name}", found.number)  # by number and name
+            except UserError:
+                if _find(job):  # it has not just ended by itself
+                    raise
         time.sleep(1)
     return 0
 

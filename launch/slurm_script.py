@@ -61,7 +61,9 @@ def make_plan(job: Job) -> Plan:
 def lay_out(plan: Plan) -> None:
     """Write the code; beside it, links to all that lies where the launch is and is not code."""
     plan.archive.parent.mkdir(parents=True, exist_ok=True)
-    plan.archive.write_bytes(plan.packed)
+    part = plan.archive.with_name(f".{os.getpid()}.part")
+    part.write_bytes(plan.packed)
+    part.replace(plan.archive)  # at once: a job with the same code may be reading it
     code.unpack(plan.packed, plan.code)
     here = Path.cwd()
     if plan.outputs:
@@ -111,7 +113,7 @@ def script(plan: Plan, job: Job, options: Mapping[str, str]) -> str:
     return "\n".join(
         [
             "#!/bin/bash",
-            *(f"#SBATCH {_directive(line)}" for line in lines + shlex.split(options["sbatch"])),
+            *(f"#SBATCH {_directive(line)}" for line in lines + _further(options["sbatch"])),
             "",
             *(f"export {name}={_quote(str(value))}" for name, value in exports.items()),
             f"cd {_quote(str(plan.code / plan.inside))} || exit 2",
@@ -126,6 +128,16 @@ def _git(plan: Plan) -> dict[str, object]:
     """With these, a run's record of commit and changes is that of the copy, whatever becomes of the checkout."""
     found = subprocess.run(["git", "rev-parse", "--absolute-git-dir"], cwd=code.ROOT, capture_output=True)
     return {"GIT_DIR": os.fsdecode(found.stdout).removesuffix("\n"), "GIT_WORK_TREE": plan.code}
+
+
+def _further(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = [""]
+    if not all(word.startswith("-") for word in words):
+        raise UserError(f"--sbatch: {text!r} is not a list of options; write --sbatch='--mem=64G --constraint=a100'")
+    return words
 
 
 def _directive(option: str) -> str:

@@ -3,10 +3,13 @@
 The stand-in counts to 60 in three seconds, saves the count when it is told to leave, and goes on from there.
 """
 
+import importlib.util
 import json
 import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,6 +60,26 @@ if came:
 note("count", count)
 print(f"process {me} has counted to {count}", flush=True)
 """
+
+
+needs_hosts = pytest.mark.skipif(
+    importlib.util.find_spec("transformer.parallel.hosts") is None,
+    reason="training on many hosts needs transformer/parallel/hosts.py",
+)
+SETTINGS = {
+    "data.source": f"{ROOT}/docs/*.md",
+    "model.depth": 1,
+    "model.width": 16,
+    "train.batch": 4,
+    "train.steps": 150,
+    "train.eval_every": 150,
+    "train.log_every": 5,
+    "train.eval_windows": 2,
+    "train.checkpoint_every": 150,
+    "mesh.data": 2,
+}
+# A real run that trains for seconds, on two processes of one device each.
+TINY = ["--config=experiments/tiny.py", *(f"--config.{name}={value}" for name, value in SETTINGS.items())]
 
 
 def checkout(home: Path) -> Path:

@@ -6,6 +6,7 @@ list and then does what the test asks of it.
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -14,6 +15,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from launch.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = """
@@ -164,3 +167,15 @@ def test_usage(place: Path, arguments: list[str]) -> None:
     words = shlex.split(example.decode())
     assert words[:3] == ["python", "-m", "launch"]
     assert launch(place, *words[3:])[0] == 0
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/launch.md"])
+def test_command_lines_in_the_documentation_are_valid(
+    page: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the places whose dry run needs nothing but the checkout."""
+    text = (ROOT / page).read_text().replace("\\\n", " ")
+    monkeypatch.chdir(ROOT)
+    for line in re.findall(r"^ {4}python -m launch ((?:local|slurm) .*)$", text, re.M):
+        assert main([*shlex.split(line), "--dry_run"]) == 0, line
+        assert "--config=experiments/" in capsys.readouterr().out

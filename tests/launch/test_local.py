@@ -1,7 +1,9 @@
 """python -m launch local --processes=N, seen from outside: several processes as one job."""
 
 import functools
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.checkout import arguments, behave, checkout, noted
+from tests.launch.checkout import ROOT, TINY, arguments, behave, checkout, needs_hosts, noted
 
 RUN = ("--config=config.py", "--workdir=runs/out", "--name=j")
 
@@ -184,3 +186,15 @@ def test_jax_processes_form_one_job(home):
     status, out, err = launch(home, "--config=config.py", "--processes=2")
     assert status == 0, err
     assert out.splitlines()[-1] == "gathered [10, 11]"
+
+
+@needs_hosts
+def test_a_real_training_run_on_two_processes(tmp_path):
+    flags = ["--config.train.steps=10", "--config.train.warmup=2", f"--workdir={tmp_path}/run", "--json"]
+    words = [word for word in TINY if "every" not in word and "steps" not in word]
+    process = start(ROOT, "--processes=2", *words, *flags, "--config.train.eval_every=10", f"--name=test-{os.getpid()}")
+    out, err = process.communicate(timeout=240)
+    shutil.rmtree(ROOT / "runs/launch" / f"test-{os.getpid()}")
+    assert process.returncode == 0, err.decode()
+    assert json.loads(out)["step"] == 10
+    assert (tmp_path / "run/metrics.jsonl").exists() and b"\n0: step 10/10" in err

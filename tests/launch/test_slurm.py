@@ -1,7 +1,6 @@
 """python -m launch slurm, driven for real: a Slurm of two nodes on this machine runs what the launcher makes."""
 
 import functools
-import importlib.util
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch import slurm_cluster
-from tests.launch.checkout import ROOT, arguments, behave, checkout, noted
+from tests.launch.checkout import ROOT, TINY, arguments, behave, checkout, needs_hosts, noted
 from tests.launch.slurm_cluster import cluster
 
 pytestmark = pytest.mark.skipif(bool(slurm_cluster.NEEDS), reason=slurm_cluster.NEEDS)
@@ -31,7 +30,7 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def home(tmp_path: Path, env: dict[str, str]) -> Iterator[Path]:
-    yield checkout(tmp_path / "a checkout")
+    yield checkout(tmp_path / "a %j checkout")
     subprocess.run(["scancel", "--user=root"], env=env, check=True)
     until(lambda: not queue(env))
 
@@ -165,6 +164,14 @@ def test_a_job_that_was_cancelled_is_not_started_again(home, env):
         assert list((home / "runs/launch/j").glob("*.log"))
 
 
+def test_a_job_that_never_came_to_speak_ends_as_slurm_says(home, env):
+    number = launch(home, env, *RUN, "--detach", "--sbatch=--hold")[1].strip()
+    subprocess.run(["scancel", number], env=env, check=True)
+    until(lambda: not queue(env))
+    status, out, err = launch(home, env, "status", "--name=j")
+    assert (status, out) == (0, f"j: job {number} has ended with exit status 143\n") and "CANCELLED" in err
+
+
 def test_somebody_elses_job_of_the_same_name_is_left_alone(home, env):
     subprocess.run(["sbatch", "--job-name=j", "--wrap=sleep 60", "--output=/dev/null"], env=env, check=True, cwd=home)
     for words in (["stop"], ["status"], []):
@@ -225,24 +232,6 @@ def test_jax_finds_its_processes_by_itself(home, env):
     assert out.splitlines()[-1] == "gathered [10, 11]"
 
 
-needs_hosts = pytest.mark.skipif(
-    importlib.util.find_spec("transformer.parallel.hosts") is None,
-    reason="training on many hosts needs transformer/parallel/hosts.py",
-)
-SETTINGS = {
-    "model.depth": 1,
-    "model.width": 16,
-    "train.batch": 4,
-    "train.steps": 150,
-    "train.eval_every": 150,
-    "train.log_every": 5,
-    "train.eval_windows": 2,
-    "train.checkpoint_every": 150,
-    "mesh.data": 2,
-}
-TINY = ["--config=experiments/tiny.py", *(f"--config.{name}={value}" for name, value in SETTINGS.items())]
-
-
 def has_lines(path: Path) -> bool:
     return path.exists() and path.read_text().count("\n") >= 2
 
@@ -260,10 +249,10 @@ def test_a_real_training_run_on_two_tasks_resumes_and_ends_as_one_that_was_never
         process = start(home, {**env, "JAX_PLATFORMS": "cpu"}, *TINY, "--json", *flags)
         metrics = home / "runs/tiny/metrics.jsonl"
         if stopped:
-            until(functools.partial(has_lines, metrics), seconds=60)
+            until(functools.partial(has_lines, metrics), seconds=150)
             number = queue(env)[0].split()[0]
             subprocess.run(["scancel", "--signal=TERM", number], env=env, check=True)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=240)
         assert process.returncode == 0, err.decode()
         assert json.loads(out)["step"] == 150
         assert (b"back into the queue" in err) == stopped
