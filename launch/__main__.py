@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from launch import arguments
 from launch.errors import UserError
 from launch.job import Job, Place
+from launch.tools import ToolError
 
 PLACES = {
     name: f"launch.{name}"
@@ -39,6 +40,9 @@ def main(argv: Sequence[str]) -> int:
     except UserError as error:
         print(f"launch: {error}", file=sys.stderr)
         return 2
+    except ToolError as error:
+        print(f"launch: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -15,6 +15,7 @@ class Limits:
     attempts: int = 20
     chip_hours: float = float("inf")
     chips: int = 1
+    pause: float = 10.0  # seconds before the second attempt
 
 
 def again(status: int) -> bool:
@@ -31,9 +32,9 @@ def attempts(
 ) -> int:
     """Call ``start`` until its exit status is final or a limit is reached; the last exit status.
 
-    Waits 10 s, 20 s, ... 10 min between tries; an attempt that lasted longer than ten minutes starts that anew.
+    Waits ``limits.pause``, twice that, ... 10 min between tries; an attempt of over ten minutes starts that anew.
     """
-    begun, pause, count = clock(), 10.0, 0
+    begun, pause, count = clock(), limits.pause, 0
     while True:
         count, at = count + 1, clock()
         status = start()
@@ -47,7 +48,7 @@ def attempts(
             say(f"exit status {status} after {hours:.1f} of {limits.chip_hours:g} chip-hours: given up")
             return status
         if clock() - at > 600:
-            pause = 10.0
+            pause = limits.pause
         say(
             f"exit status {status}: attempt {count + 1} of {limits.attempts} in {pause:.0f} s, from the last checkpoint"
         )

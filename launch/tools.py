@@ -1,0 +1,56 @@
+"""Running the user's own command-line tools: gcloud, kubectl, ssh-keygen."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from launch.errors import UserError
+
+
+class ToolError(Exception):
+    """A tool ended with an error; its message is the tool's own, on one line."""
+
+
+def run(command: Sequence[str], stdin: bytes = b"", limit: float = 600.0) -> bytes:
+    """What the command prints on standard output; ToolError where its exit status is not 0.
+
+    It runs in a process group of its own, so that Ctrl-C does not cut a creation short: whatever was asked of the
+    cloud is known to have been done, or not, before anything is cleaned up.
+    """
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
+        )
+    except FileNotFoundError:
+        raise UserError(f"{command[0]} is not installed here; this place is reached through it") from None
+    try:
+        out, err = process.communicate(stdin, timeout=limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise ToolError(f"{_short(command)} did not end within {limit:.0f} s") from None
+    except BaseException:
+        process.wait()
+        raise
+    if process.returncode:
+        lines = [line.strip() for line in err.decode(errors="replace").splitlines() if line.strip()]
+        told = [line for line in lines if line.startswith(("ERROR", "error", "Error"))] or lines[-1:]
+        raise ToolError(" ".join(told) or f"{_short(command)} ended with exit status {process.returncode}")
+    return out
+
+
+def ask(command: Sequence[str]) -> Any:
+    """What a command prints as JSON."""
+    return json.loads(run(command) or "null")
+
+
+def ask_all(commands: Sequence[Sequence[str]]) -> list[Any]:
+    """The same of several, run at once."""
+    with ThreadPoolExecutor(len(commands)) as pool:
+        return list(pool.map(ask, commands))
+
+
+def _short(command: Sequence[str]) -> str:
+    return " ".join(word for word in command[:5] if not word.startswith("-"))
