@@ -65,6 +65,7 @@ def test_collectives_of_a_loop_count_as_often_as_it_goes_round() -> None:
         ("replica_groups=[2,2]<=[4]", [[0, 1], [2, 3]]),
         ("replica_groups=[2,2]<=[2,2]T(1,0)", [[0, 2], [1, 3]]),
         ("replica_groups=mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
+        ("replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}, x", [[0, 1], [2, 3]]),
         ("source_target_pairs={{0,1},{1,0}}", [[0, 1], [1, 0]]),
         ("nothing", [[0, 1, 2, 3]]),
     ],

@@ -98,20 +98,26 @@ def counts(computations: dict[str, list[Instruction]], entry: str) -> dict[str, 
 
 def groups(rest: str, devices: int) -> np.ndarray:
     """The groups of devices of one collective, int [groups, devices of each], from any way of writing them."""
-    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", rest):
+    order = r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?"
+    if mesh := re.search(rf"replica_groups=mesh\[([^\]]*)\]{order}\s*\{{([^}}]*)\}}", rest):
         sizes = {name: int(n) for name, n in re.findall(r"'([^']*)'=(\d+)", mesh[1])}
-        inside = [list(sizes).index(name) for name in re.findall(r"'([^']*)'", mesh[2])]
-        ids = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+        inside = [list(sizes).index(name) for name in re.findall(r"'([^']*)'", mesh[4])]
+        ids = _iota(mesh[2] or str(math.prod(sizes.values())), mesh[3]).reshape(tuple(sizes.values()))
         outside = [axis for axis in range(ids.ndim) if axis not in inside]
         return ids.transpose([*outside, *inside]).reshape(-1, math.prod(ids.shape[axis] for axis in inside))
     if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest):
-        shape = [int(n) for n in iota[3].split(",")]
-        order = [int(n) for n in iota[4].split(",")] if iota[4] else range(len(shape))
-        return np.arange(math.prod(shape)).reshape(shape).transpose(order).reshape(int(iota[1]), int(iota[2]))
+        return _iota(iota[3], iota[4]).reshape(int(iota[1]), int(iota[2]))
     for name in ("replica_groups", "source_target_pairs"):
         if written := re.search(rf"{name}=\{{((?:\{{[\d,]+\}},?)+)\}}", rest):
             return np.array([[int(n) for n in part.split(",")] for part in re.findall(r"\{([\d,]+)\}", written[1])])
     return np.arange(devices)[None]
+
+
+def _iota(shape: str, order: str | None) -> np.ndarray:
+    """0, 1, 2, ... in that shape, its dimensions in that order."""
+    sizes = [int(n) for n in shape.split(",")]
+    ids = np.arange(math.prod(sizes)).reshape(sizes)
+    return ids.transpose([int(n) for n in order.split(",")]) if order else ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,15 +146,15 @@ def collectives(
     One that runs beside other work is written several times, each time for a part of the way; its channel tells that
     these are one. An all-reduce of which only a part is kept is a reduce-scatter: TPUs' compiler writes it so.
     """
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str, str]] = set()
     for name, times in counts(computations, entry).items():
         scatters = name.startswith("all-reduce-scatter")
         for i in computations[name]:
             kind = next((kind for kind in COLLECTIVES if i.op in (kind, f"{kind}-start")), None)
             channel = i.attribute("channel_id")
-            if kind is None or (kind, channel or i.name) in seen:
+            if kind is None or (kind, channel or i.name, i.shape) in seen:
                 continue
-            seen.add((kind, channel or i.name))
+            seen.add((kind, channel or i.name, i.shape))
             together = groups(i.rest, devices)
             if together.shape[1] == 1:
                 continue

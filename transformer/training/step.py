@@ -12,6 +12,7 @@ import optax
 from transformer.config import Experiment
 from transformer.model.masks import causal
 from transformer.model.transformer import Transformer
+from transformer.parallel.rules import put
 from transformer.training.loss import Penalties, Sums, sums_in_parts
 from transformer.training.schedule import learning_rate
 from transformer.training.state import Dials, State, dials, key, optimizer
@@ -80,7 +81,7 @@ def sum_gradients(experiment: Experiment, state: State, batch: Any, seed: Any = 
     total: Any = None
     for i in range(parts):
         # Row r goes to part r % A: on a mesh every device keeps its own rows.
-        part = jax.tree.map(lambda x: x.reshape(-1, parts, x.shape[-1])[:, i], batch)  # noqa: B023
+        part = jax.tree.map(lambda x: put(x.reshape(-1, parts, x.shape[-1])[:, i], "batch", "time"), batch)  # noqa: B023
         sums = part_gradients(experiment, state, part, i, seed)
         total = sums if total is None else jax.tree.map(jnp.add, total, sums)
     return total
