@@ -9,7 +9,7 @@ from typing import Any
 
 from launch.errors import UserError
 from launch.machines import Found, Request
-from launch.tools import ask_all
+from launch.tools import ask, ask_all
 from launch.tpus import region
 from launch.workers import Worker
 
@@ -35,7 +35,8 @@ class InstanceGroups:
         return [[*command, "--format=json"] for command in lists]
 
     def look(self) -> Found:
-        groups, templates, policies, instances = (found or [] for found in ask_all(self.look_commands()))
+        *lists, instances = self.look_commands()
+        groups, templates, policies = (found or [] for found in ask_all(lists))
         names = {*self.groups, self.request.name}
         pieces = [piece for piece in [*groups, *templates, *policies] if piece["name"] in names]
         if any(piece.get("description") != self.mark for piece in pieces):
@@ -44,7 +45,7 @@ class InstanceGroups:
             return Found(state="absent")
         if len(pieces) < self.request.slices + 1 + self.several:
             return Found(state="broken", word="INCOMPLETE")
-        return self._instances([each for each in instances if each.get("labels") == self.request.labels])
+        return self._instances([each for each in ask(instances) or [] if each.get("labels") == self.request.labels])
 
     def _instances(self, instances: list[dict[str, Any]]) -> Found:
         wanted = self.request.slices * self.request.slice.hosts

@@ -36,7 +36,8 @@ def run(command: Sequence[str], stdin: bytes = b"", limit: float = 600.0) -> byt
         raise
     if process.returncode:
         lines = [line.strip() for line in err.decode(errors="replace").splitlines() if line.strip()]
-        told = [line for line in lines if line.startswith(("ERROR", "error", "Error"))] or lines[-1:]
+        at = [i for i, line in enumerate(lines) if line.startswith(("ERROR", "error", "Error"))]
+        told = lines[at[0] : at[0] + 3] if at else lines[-1:]
         raise ToolError(" ".join(told) or f"{_short(command)} ended with exit status {process.returncode}")
     return out
 

@@ -6,6 +6,7 @@ The stand-in counts to 60 in three seconds, saves the count when it is told to l
 import importlib.util
 import json
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -101,6 +102,12 @@ def behave(place: Path, **tasks: list[str]) -> None:
     """
     place.mkdir(parents=True, exist_ok=True)
     (place / "behaviour").write_text(json.dumps({name.strip("_"): what for name, what in tasks.items()}))
+
+
+def default_signals() -> None:
+    """For a child before it starts: tests that run under nohup, or in a shell's background, have some ignored."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def noted(place: Path, name: str, process: int = 0):

@@ -90,7 +90,7 @@ class Bench:
         return process
 
     def launch(self, *words: str, action: str = "") -> int:
-        return self.start(*words, action=action).wait(timeout=60)
+        return self.start(*words, action=action).wait(timeout=120)
 
     @property
     def stdout(self) -> str:

@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 HOST = socket.gethostname().split(".")[0]
@@ -129,13 +130,13 @@ def _release(env: dict[str, str], over: threading.Event) -> None:
 
     Within one second of its end a node takes it for the same attempt, and refuses it.
     """
-    seen: set[str] = set()
     while not over.wait(0.3):
-        for line in _output(["squeue", "-h", "-o", "%i %r"], env).splitlines():
-            number, _, reason = line.partition(" ")
-            if reason == "BeginTime" and number not in seen:
+        for line in _output(["squeue", "-h", "-o", "%i %r %S"], env).splitlines():
+            number, reason, start = line.split()
+            if reason != "BeginTime" or start == "N/A":  # the latter once it was moved
+                continue
+            if datetime.fromisoformat(start) > datetime.now() + timedelta(seconds=5):
                 _output(["scontrol", "update", f"jobid={number}", "StartTime=now+2"], env)
-            (seen.add if reason == "BeginTime" else seen.discard)(number)
 
 
 def _output(command: list[str], env: dict[str, str]) -> str:

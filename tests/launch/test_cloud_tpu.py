@@ -105,7 +105,7 @@ def test_preempted_once_goes_on_from_the_last_step(start: Start, gcloud: str) ->
     wait_until(lambda: "0.0: step 5\n" in bench.stdout)
     cloud.preempt()
     bench.want(steps=int((bench.out / "saved-0.0").read_text()) + 2)
-    assert process.wait(timeout=60) == 0, bench.stderr
+    assert process.wait(timeout=120) == 0, bench.stderr
     begins = [begin for who, begin, _ in bench.starts if who == "0.0"]
     assert len(begins) == 2 and begins[1] >= 5, bench.stderr
     assert "SUSPENDED" in bench.stderr

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from launch.__main__ import main
+from tests.launch.checkout import default_signals
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = """
@@ -64,6 +65,7 @@ def start(place: Path, *arguments: str | bytes, behaviour: str = "exit 0") -> su
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=default_signals,
         start_new_session=True,  # so that a test can play the terminal, which signals a whole group
     )
 

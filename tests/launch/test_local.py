@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.checkout import ROOT, TINY, arguments, behave, checkout, needs_hosts, noted
+from tests.launch.checkout import ROOT, TINY, arguments, behave, checkout, default_signals, needs_hosts, noted
 
 RUN = ("--config=config.py", "--workdir=runs/out", "--name=j")
 
@@ -31,6 +31,7 @@ def start(home: Path, *words: str) -> subprocess.Popen[bytes]:
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=default_signals,
         start_new_session=True,  # so that a test can play the terminal, which signals a whole group
     )
 

@@ -61,15 +61,14 @@ def job(
         for process, _, _ in running:
             process.wait(max(0.1, until - time.monotonic()))
     finally:
-        for process, _, _ in running:
+        found = []
+        for process, *files in running:
             process.kill()
             process.wait()
-    found = []
-    for process, out, err in running:
-        texts = []
-        for file in (out, err):
-            file.seek(0)
-            texts.append(file.read())
-            file.close()
-        found.append(Result(process.returncode, *texts))
+            texts = []
+            for file in files:
+                with file:
+                    file.seek(0)
+                    texts.append(file.read())
+            found.append(Result(process.returncode, *texts))
     return found
