@@ -262,6 +262,7 @@ def test_every_setting_changes_the_program(change):
     assert program(override(base, changes)) != program(base)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("change", CHANGES)
 def test_one_executable_serves_runs_that_differ_in_nothing_it_depends_on(change):
     """`Experiment.program` leaves out what the compiled step is given, or does not depend on, and nothing else."""

@@ -19,7 +19,7 @@ from tests.launch.cloud import ROOT, Bench, make_checkout, wait_until
 from tests.launch.fake_machines import SSHD, processes
 from tests.launch.fake_tpu import GRANTED, Cloud
 
-pytestmark = pytest.mark.skipif(SSHD is None, reason="sshd is not installed")
+pytestmark = [pytest.mark.exhaustive, pytest.mark.skipif(SSHD is None, reason="sshd is not installed")]
 REAL = pytest.param("real", marks=pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed"))
 BOTH = pytest.mark.parametrize("gcloud", [REAL, "quick"])
 ONLY_REAL = pytest.mark.parametrize("gcloud", [REAL])

@@ -15,6 +15,7 @@ from tests.launch.fake_compute import Compute
 from tests.launch.fake_machines import SSHD
 
 pytestmark = [
+    pytest.mark.exhaustive,
     pytest.mark.skipif(SSHD is None, reason="sshd is not installed"),
     pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed"),
 ]

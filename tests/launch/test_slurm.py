@@ -17,7 +17,7 @@ from tests.launch import slurm_cluster
 from tests.launch.checkout import ROOT, TINY, arguments, behave, checkout, needs_hosts, noted
 from tests.launch.slurm_cluster import cluster
 
-pytestmark = pytest.mark.skipif(bool(slurm_cluster.NEEDS), reason=slurm_cluster.NEEDS)
+pytestmark = [pytest.mark.exhaustive, pytest.mark.skipif(bool(slurm_cluster.NEEDS), reason=slurm_cluster.NEEDS)]
 PLACE = "slurm"
 
 
