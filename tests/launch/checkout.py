@@ -6,7 +6,6 @@ The stand-in counts to 60 in three seconds, saves the count when it is told to l
 import importlib.util
 import json
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
@@ -104,10 +103,9 @@ def behave(place: Path, **tasks: list[str]) -> None:
     (place / "behaviour").write_text(json.dumps({name.strip("_"): what for name, what in tasks.items()}))
 
 
-def default_signals() -> None:
-    """For a child before it starts: tests that run under nohup, or in a shell's background, have some ignored."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+# Before a command: tests that run under nohup, or in a shell's background, have some ignored. Not by preexec_fn, which
+# makes Python fork, and JAX warns of that wherever another test has loaded it.
+DEFAULT_SIGNALS = ("env", "--default-signal=INT,HUP,TERM")
 
 
 def noted(place: Path, name: str, process: int = 0):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launch.__main__ import main
-from tests.launch.checkout import default_signals
+from tests.launch.checkout import DEFAULT_SIGNALS
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = """
@@ -55,7 +55,7 @@ def place(tmp_path: Path) -> Path:
 
 def start(place: Path, *arguments: str | bytes, behaviour: str = "exit 0") -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "launch", *arguments],
+        [*DEFAULT_SIGNALS, sys.executable, "-m", "launch", *arguments],
         cwd=place,
         env={
             **os.environ,
@@ -65,7 +65,6 @@ def start(place: Path, *arguments: str | bytes, behaviour: str = "exit 0") -> su
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=default_signals,
         start_new_session=True,  # so that a test can play the terminal, which signals a whole group
     )
 

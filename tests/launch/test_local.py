@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.checkout import ROOT, TINY, arguments, behave, checkout, default_signals, needs_hosts, noted
+from tests.launch.checkout import DEFAULT_SIGNALS, ROOT, TINY, arguments, behave, checkout, needs_hosts, noted
 
 RUN = ("--config=config.py", "--workdir=runs/out", "--name=j")
 
@@ -26,12 +26,11 @@ def home(tmp_path: Path) -> Path:
 def start(home: Path, *words: str) -> subprocess.Popen[bytes]:
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "SLURM_PROCID")}
     return subprocess.Popen(
-        [sys.executable, "-m", "launch", "local", *words],
+        [*DEFAULT_SIGNALS, sys.executable, "-m", "launch", "local", *words],
         cwd=home,
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=default_signals,
         start_new_session=True,  # so that a test can play the terminal, which signals a whole group
     )
 
