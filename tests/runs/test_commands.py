@@ -47,8 +47,8 @@ def test_a_run_does_not_go_on_with_other_text(home: Path) -> None:
 def test_prompts_and_directories_are_checked_before_any_training(home: Path) -> None:
     long = "--config.train.prompts=short," + "x" * 200
     assert "config.train.prompts: 'xxx" in refused(*TRAIN, "--workdir=bad", long)
-    assert "is a URL" in refused(*TRAIN, "--workdir=gs://bucket/run")
-    assert "is a URL" in refused("sample", "--run=gs://bucket/run")
+    assert "is a URL" in refused("study", "--config=experiment.py", "--workdir=gs://bucket/study")
+    assert "is a URL" in refused("runs", "show", "gs://bucket/run")
     assert not (home / "bad").exists() and not (home / "gs:").exists()
 
 

@@ -1,14 +1,11 @@
 """Every file of experiments/, run to its end as a user runs it, in a tiny form: less of everything, the same arms."""
 
 import json
-import os
 from pathlib import Path
-from typing import Any
 
-import jax
 import pytest
 
-from tests.runs.whole import ROOT, run, text
+from tests.runs.whole import ROOT, run
 from tests.test_house import EXPERIMENTS, name_of
 from transformer.parallel.mesh import Mesh, sizes
 
@@ -16,7 +13,9 @@ TINY = {
     "data.source": "text.txt",
     "data.piece_bytes": "256",
     "tokenizer.kind": "bytes",
-    "model.width": "60",
+    "model.width": "64",
+    "model.heads": "4",
+    "model.head_width": "none",
     "model.context": "16",
     "train.steps": "2",
     "train.batch": "2",
@@ -26,17 +25,6 @@ TINY = {
     "train.eval_windows": "2",
     "train.accumulate": "1",
 } | {f"mesh.{axis}": "1" for axis in sizes(Mesh())}
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    before, folder = Path.cwd(), tmp_path_factory.mktemp("home")
-    (folder / "text.txt").write_text(text(0))
-    os.chdir(folder)
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield folder
-    jax.config.update("jax_disable_most_optimizations", False)
-    os.chdir(before)
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=name_of)

@@ -171,6 +171,8 @@ def test_what_differs_between_two_runs(tmp_path: Path) -> None:
         "model.depth": [4, 3],
         "model.positions.base": [10000.0, "absent"],
         "model.positions.kind": ["rotary", "learned"],
+        "model.positions.scaling.kind": ["unscaled", "absent"],
+        "model.positions.share": [1.0, "absent"],
     }
     assert result["data"] == {"content_hash": ["c0ffee", "5eed"]}
     assert result["machine"] == {"versions.jax": ["0.10.2", "0.12.0"], "cores": ["absent", 2]}
