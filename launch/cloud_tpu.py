@@ -2,7 +2,6 @@
 
 import getpass
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from launch.job import Job
 from launch.machines import Machines, Request, owner
 from launch.queued import QueuedResource
 from launch.session import Session, Terms, script
-from launch.tools import run
+from launch.tools import run, say
 from launch.workers import SETUP, Bundle, Ssh, Unreached
 
 OPTIONS: Mapping[str, tuple[str | None, str]] = {
@@ -120,10 +119,6 @@ def stop(job: Job, options: Mapping[str, str]) -> int:
     session.crew.workers, session.mine = found.workers, True
     session.end_job()
     return 0 if session.clean_up() else 1
-
-
-def say(text: str) -> None:
-    print(f"launch: {text}", file=sys.stderr, flush=True)
 
 
 def _session(job: Job, options: Mapping[str, str]) -> Session:

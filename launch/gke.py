@@ -4,8 +4,6 @@ import getpass
 import json
 import re
 import shlex
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -19,7 +17,7 @@ from launch.interrupts import Stopped, interruptible
 from launch.job import Job
 from launch.jobset import Pool, code_maps, jobset
 from launch.machines import MARKS
-from launch.tools import ToolError, ask, run
+from launch.tools import ToolError, ask, pass_on, reading, run, say
 from launch.workers import SETUP, Bundle
 
 OPTIONS: Mapping[str, tuple[str | None, str]] = {
@@ -116,10 +114,6 @@ def stop(job: Job, options: Mapping[str, str]) -> int:
     else:
         say(f"{job.name}: there is nothing to stop")
     return 0
-
-
-def say(text: str) -> None:
-    print(f"launch: {text}", file=sys.stderr, flush=True)
 
 
 class Launch:
@@ -224,17 +218,10 @@ class Launch:
             self.readers[name].start()
 
     def _print(self, pod: str, place: str) -> None:
-        process = subprocess.Popen(
-            [*self.kubectl, "logs", "--follow", pod],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            process_group=0,
-        )
+        process = reading([*self.kubectl, "logs", "--follow", pod])
         assert process.stdout is not None
         for line in process.stdout:
-            sys.stdout.buffer.write(place.encode() + b": " + line.rstrip(b"\n") + b"\n")  # one write: lines stay whole
-            sys.stdout.buffer.flush()
+            pass_on(place, line)
         process.wait()
 
     def delete(self) -> None:

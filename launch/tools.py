@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -40,6 +41,24 @@ def run(command: Sequence[str], stdin: bytes = b"", limit: float = 600.0) -> byt
         told = lines[at[0] : at[0] + 3] if at else lines[-1:]
         raise ToolError(" ".join(told) or f"{_short(command)} ended with exit status {process.returncode}")
     return out
+
+
+def reading(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """The command, begun, with what it prints to be read as it comes; Ctrl-C does not reach it."""
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0
+    )
+
+
+def pass_on(who: str, line: bytes) -> None:
+    """Print a line of one of several, with its name; in one write, so that lines of all stay whole."""
+    sys.stdout.buffer.write(who.encode() + b": " + line.rstrip(b"\n") + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def say(text: str) -> None:
+    """What the launcher itself has to say."""
+    print(f"launch: {text}", file=sys.stderr, flush=True)
 
 
 def ask(command: Sequence[str]) -> Any:

@@ -5,7 +5,6 @@ import io
 import queue
 import shlex
 import subprocess
-import sys
 import tarfile
 import threading
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from launch.attempts import LOST
 from launch.code import archive
 from launch.errors import UserError
+from launch.tools import pass_on, reading
 from launch.worker import GONE, STOPPED
 
 SETUP = """\
@@ -263,21 +263,15 @@ class Following:
 
     def _print(self, worker: Worker) -> None:
         """Connect, and connect anew where the connection goes away, until the job has an exit status."""
-        crew, tag = self.crew, f"{worker.name}: ".encode()
+        crew = self.crew
         while not self.over.is_set():
-            process = self.connections[worker.name] = subprocess.Popen(
-                crew.ssh.to(worker.address, crew.remote("follow", str(crew.offsets.get(worker.name, 0)))),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                process_group=0,
-            )
+            where = crew.remote("follow", str(crew.offsets.get(worker.name, 0)))
+            process = self.connections[worker.name] = reading(crew.ssh.to(worker.address, where))
             assert process.stdout is not None
             for line in process.stdout:
                 self.gone.pop(worker.name, None)
                 crew.offsets[worker.name] = crew.offsets.get(worker.name, 0) + len(line)
-                sys.stdout.buffer.write(tag + line.rstrip(b"\n") + b"\n")  # one write, so that lines stay whole
-                sys.stdout.buffer.flush()
+                pass_on(worker.name, line)
             status = process.wait()
             if self.over.is_set():
                 return

@@ -12,6 +12,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
+
+def gcloud_environment(home: Path, service: str, url: str) -> dict[str, str]:
+    """For a gcloud that keeps its settings under ``home`` and asks ``url`` instead of the cloud."""
+    return {
+        "CLOUDSDK_CONFIG": str(home / "gcloud"),
+        f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service}": url,
+        "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
+        "CLOUDSDK_CORE_PROJECT": "p",
+        "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
+        "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
+        "CLOUDSDK_CORE_CHECK_GCE_METADATA": "false",
+    }
+
+
 STAND_IN = '''
 """Stands in for the library: takes steps of 0.05 s, saves each, goes on from the last one that was saved."""
 

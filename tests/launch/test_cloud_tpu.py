@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cloud import ROOT, Bench, make_checkout, wait_until
+from tests.launch.cloud import ROOT, Bench, gcloud_environment, make_checkout, wait_until
 from tests.launch.fake_machines import SSHD, processes
 from tests.launch.fake_tpu import GRANTED, Cloud
 
@@ -42,15 +42,7 @@ def start(checkout: Path, tmp_path: Path) -> Iterator[Start]:
 
     def make(*scripts: list[str], gcloud: str = "quick", slices: int = 1) -> tuple[Cloud, Bench]:
         cloud = Cloud(tmp_path / "machines", list(scripts) or [GRANTED])
-        environment = {
-            "CLOUDSDK_CONFIG": str(tmp_path / "gcloud"),
-            "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": cloud.url,
-            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
-            "CLOUDSDK_CORE_PROJECT": "p",
-            "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
-            "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
-            "CLOUDSDK_CORE_CHECK_GCE_METADATA": "false",
-        }
+        environment = gcloud_environment(tmp_path, "TPU", cloud.url)
         if gcloud == "quick":
             tool = tmp_path / "bin" / "gcloud"
             tool.parent.mkdir()

@@ -10,7 +10,7 @@ import pytest
 from launch.compute import InstanceGroups
 from launch.machines import Request
 from launch.tpus import parse
-from tests.launch.cloud import Bench, make_checkout
+from tests.launch.cloud import Bench, gcloud_environment, make_checkout
 from tests.launch.fake_compute import Compute
 from tests.launch.fake_machines import SSHD
 
@@ -36,15 +36,7 @@ def cloud(tmp_path: Path) -> Iterator[Compute]:
 
 @pytest.fixture
 def bench(cloud: Compute, tmp_path: Path) -> Iterator[Bench]:
-    environment = {
-        "CLOUDSDK_CONFIG": str(tmp_path / "gcloud"),
-        "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": cloud.url,
-        "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
-        "CLOUDSDK_CORE_PROJECT": "p",
-        "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
-        "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
-        "CLOUDSDK_CORE_CHECK_GCE_METADATA": "false",
-    }
+    environment = gcloud_environment(tmp_path, "COMPUTE", cloud.url)
     flags = [
         *["--name=demo", "--topology=tpu7x:2x2x2", "--slices=2", "--zone=us-east5-a", "--image=proj/family"],
         *[f"--ssh=ssh -F none -p {cloud.port}", f"--ssh_key={tmp_path}/key", f"--setup={Bench.SETUP}"],

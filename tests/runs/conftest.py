@@ -1,28 +1,22 @@
 """One working directory and one trained run for each module of tests."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import pytest
 
-from tests.runs.whole import ACTS, EXPERIMENT, TRAIN, done, text
+from tests.runs.whole import ACTS, EXPERIMENT, TRAIN, done, inside, text
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The working directory of this module, with an experiment and one text; relative names make equal settings."""
-    before = Path.cwd()
     folder = tmp_path_factory.mktemp("home")
     (folder / "experiment.py").write_text(EXPERIMENT)
     (folder / "acts.py").write_text(EXPERIMENT + ACTS)
     (folder / "text.txt").write_text(text(0))
-    os.chdir(folder)
-    jax.config.update("jax_disable_most_optimizations", True)  # a fifth of the time to compile
-    yield folder
-    jax.config.update("jax_disable_most_optimizations", False)
-    os.chdir(before)
+    with inside(folder):
+        yield folder
 
 
 @pytest.fixture(scope="module")

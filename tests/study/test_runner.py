@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import pytest
 
-from tests.runs.whole import ROOT, content, refused, run
+from tests.runs.whole import ROOT, content, inside, refused, run
 from tests.runs.whole import text as words
 from transformer.errors import UserError
 from transformer.study import runner as runners
@@ -50,14 +50,11 @@ def get_study():
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A working directory with a study and its text."""
-    before, folder = Path.cwd(), tmp_path_factory.mktemp("home")
+    folder = tmp_path_factory.mktemp("home")
     (folder / "file.py").write_text(FILE)
     (folder / "text.txt").write_text(words(0))
-    os.chdir(folder)
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield folder
-    jax.config.update("jax_disable_most_optimizations", False)
-    os.chdir(before)
+    with inside(folder):
+        yield folder
 
 
 def read(changes: dict[str, str] | None = None, **fields: Any) -> Study:

@@ -10,7 +10,6 @@ from flax import linen as nn
 from transformer.errors import UserError
 from transformer.model import cache, grouped, kernels, scores, spans
 from transformer.model.grouped import Grouped, MultiHead, MultiQuery
-from transformer.model.masks import causal
 from transformer.model.positions import Learned, Relative, Sinusoidal
 from transformer.model.scores import Sigmoid, Softmax, options
 from transformer.model.spans import Chunked, Global, Pattern, Sliding
@@ -71,18 +70,16 @@ def kernels_for_training(config: Model) -> dict[str, str]:
     chosen = {}
     for i in range(spans.period(config.attention.span)):
         block = config.block(i)
-        mask = spans.restrict(block.attention.span, causal(2 * devices()))
         call = kernels.Call(
-            platform(),
-            config.context,
-            config.context,
-            config.head_size,
-            config.dtype,
-            mask.ordered,
-            True,
-            mask.window,
-            mask.chunk,
-            options(block),
+            platform=platform(),
+            queries=config.context,
+            keys=config.context,
+            head_width=config.head_size,
+            dtype=config.dtype,
+            ordered=devices() == 1,
+            packed=True,
+            options=options(block),
+            **spans.limits(block.attention.span),
         )
         name, why = kernels.choose(config.attention.kernel, call)
         chosen[name] = why
@@ -102,11 +99,9 @@ def _check(config: Model) -> None:
         )
     spans.check(config)
     scores.check(config)
-    if config.attention.kernel == "auto":
-        return
-    for option in options(config):
-        if option not in kernels.KERNELS[config.attention.kernel].options:
-            raise UserError(f"config.model.attention.kernel: {config.attention.kernel} knows no {option}; auto can")
+    kernel = config.attention.kernel
+    if kernel != "auto" and (option := kernels.KERNELS[kernel].lacks(options(config))):
+        raise UserError(f"config.model.attention.kernel: {kernel} knows no {option}; auto can")
 
 
 def _divisors(number: int) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from transformer.model.masks import BIG, Mask
-from transformer.model.scores import Scoring, alibi, capped
+from transformer.model.scores import NOTHING, Scoring, alibi, capped
 
 KEPT = "attention"  # by this name a rematerialisation policy can keep what the backward pass cannot do without
 WRITTEN_OUT = 1024  # the longest context whose loop is written out: beyond, compiling would take too long
@@ -283,7 +283,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def blockwise(
-    q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask, how: Scoring | None = None
+    q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask, how: Scoring = NOTHING
 ) -> jax.Array:
     """softmax(q k^T / sqrt(H)) v, [B, T, K, G, H], as `kernels.plain` gives it. All on one device: see `kernels`."""
     B, T, _, _, H = q_BTKGH.shape
@@ -295,4 +295,4 @@ def blockwise(
         q_MGTH = jnp.pad(q_MGTH, ((0, 0), (0, 0), (0, pad_T), (0, 0)))
         k_MSH, v_MSH = (jnp.pad(x, ((0, 0), (0, pad_S), (0, 0))) for x in (k_MSH, v_MSH))
         mask = mask.pad(pad_T, pad_S)
-    return _rows(_attend(q_MGTH, k_MSH, v_MSH, mask, how or Scoring())[:, :, :T], B)
+    return _rows(_attend(q_MGTH, k_MSH, v_MSH, mask, how)[:, :, :T], B)

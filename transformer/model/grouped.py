@@ -6,6 +6,7 @@ G query heads per key/value head, H width of one head.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -77,7 +78,7 @@ class GroupedAttention(nn.Module):
             q_BTNH, k_BTKH = rotate(q_BTNH, rotation), rotate(k_BTKH, rotation)
 
         new_cache, k_BSKH, v_BSKH = None, k_BTKH, v_BTKH
-        mask = spans.restrict(c.attention.span, mask)
+        mask = dataclasses.replace(mask, **spans.limits(c.attention.span))
         if view is not None:
             new_cache, k_BSKH, v_BSKH, mask = cache.extend(view, k_BTKH, v_BTKH, mask, spans.reach(c.attention.span))
 

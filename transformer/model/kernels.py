@@ -5,7 +5,7 @@ H width of one head.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import jax
@@ -15,13 +15,12 @@ from transformer.errors import UserError
 from transformer.model import fused
 from transformer.model.blockwise import KEPT, blockwise
 from transformer.model.masks import BIG, Mask
-from transformer.model.scores import Scoring, adjusted, weights
+from transformer.model.scores import NOTHING, OPTIONS, Scoring, adjusted, weights
 from transformer.parallel import context
 from transformer.parallel.mesh import platform
 from transformer.parallel.rules import put, spec
 
 Name = Literal["auto", "plain", "blockwise", "cudnn", "splash"]
-NOTHING = Scoring()
 SHORT = 128  # so few keys that the table of scores is no bill
 
 
@@ -91,18 +90,21 @@ class Kernel(NamedTuple):
     linear: bool
     options: tuple[str, ...] = ()
 
+    def lacks(self, options: Sequence[str]) -> str | None:
+        """The first of the options that it does not know."""
+        return next((option for option in options if option not in self.options), None)
+
     def refuses(self, call: Call) -> str | None:
         """Why it cannot serve this call, or None."""
-        unknown = [option for option in call.options if option not in self.options]
-        return f"it knows no {unknown[0]}" if unknown else self.objection(call)
+        unknown = self.lacks(call.options)
+        return f"it knows no {unknown}" if unknown else self.objection(call)
 
 
-EVERYTHING = ("sinks", "ALiBi", "relative biases", "a soft cap", "sigmoids")
 KERNELS: dict[str, Kernel] = {
     "splash": Kernel(fused.splash, fused.splash_objection, True, ("a soft cap",)),
     "cudnn": Kernel(fused.cudnn, fused.cudnn_objection, True),
     "blockwise": Kernel(blockwise, lambda call: None, True, ("sinks", "ALiBi", "a soft cap")),
-    "plain": Kernel(plain, lambda call: None, False, EVERYTHING),
+    "plain": Kernel(plain, lambda call: None, False, OPTIONS),
 }
 
 

@@ -40,6 +40,10 @@ class Sigmoid:
     bias: float | None = None  # none: -log(context), as in the paper
 
 
+# What a kernel may know to do with scores besides a softmax.
+OPTIONS = ("sinks", "ALiBi", "relative biases", "a soft cap", "sigmoids")
+
+
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["sinks_KG", "slopes_KG", "table_XKG"],
@@ -64,14 +68,11 @@ class Scoring:
     @property
     def options(self) -> tuple[str, ...]:
         """By name, what a kernel must know to do this."""
-        used = {
-            "sinks": self.sinks_KG is not None,
-            "ALiBi": self.slopes_KG is not None,
-            "relative biases": self.table_XKG is not None,
-            "a soft cap": self.soft_cap is not None,
-            "sigmoids": self.sigmoid_bias is not None,
-        }
-        return tuple(name for name, asked in used.items() if asked)
+        given = (self.sinks_KG, self.slopes_KG, self.table_XKG, self.soft_cap, self.sigmoid_bias)
+        return tuple(name for name, value in zip(OPTIONS, given, strict=True) if value is not None)
+
+
+NOTHING = Scoring()
 
 
 def capped(scores: jax.Array, cap: float) -> tuple[jax.Array, jax.Array]:
@@ -150,11 +151,11 @@ def scoring(model: Model, kv_heads: int, **learned: Any) -> Scoring:
 def options(model: Model) -> tuple[str, ...]:
     """The options that the model's Scoring will have, from its settings alone."""
     scores, positions = model.attention.scores, model.positions
-    used = {
-        "sinks": isinstance(scores, Softmax) and scores.sinks,
-        "ALiBi": isinstance(positions, Alibi),
-        "relative biases": isinstance(positions, Relative),
-        "a soft cap": scores.soft_cap is not None,
-        "sigmoids": isinstance(scores, Sigmoid),
-    }
-    return tuple(name for name, asked in used.items() if asked)
+    asked = (
+        isinstance(scores, Softmax) and scores.sinks,
+        isinstance(positions, Alibi),
+        isinstance(positions, Relative),
+        scores.soft_cap is not None,
+        isinstance(scores, Sigmoid),
+    )
+    return tuple(name for name, used in zip(OPTIONS, asked, strict=True) if used)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from transformer.errors import UserError
-from transformer.model.masks import Mask
 from transformer.settings import settings
 
 if TYPE_CHECKING:
@@ -68,11 +66,11 @@ def reach(span: Span) -> int | None:
     return span.chunk if isinstance(span, Chunked) else None
 
 
-def restrict(span: Span, mask: Mask) -> Mask:
-    """The mask of a block with this span."""
+def limits(span: Span) -> dict[str, Any]:
+    """What a block's span sets of a mask, and so of a call of a kernel."""
     if isinstance(span, Sliding):
-        return dataclasses.replace(mask, window=span.window)
-    return dataclasses.replace(mask, chunk=span.chunk) if isinstance(span, Chunked) else mask
+        return {"window": span.window}
+    return {"chunk": span.chunk} if isinstance(span, Chunked) else {}
 
 
 def check(model: Model) -> None:
