@@ -76,7 +76,17 @@ class Bench:
         (self.out / "wanted.part").rename(self.out / "wanted.json")  # a job may be reading it
 
     def start(self, *words: str, action: str = "") -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "launch", self.place, *([action] if action else []), *self.flags]
+        # Signals as in a shell's foreground, also where these tests run in the background; without forking under JAX.
+        command = [
+            "env",
+            "--default-signal=INT,HUP,TERM",
+            sys.executable,
+            "-m",
+            "launch",
+            self.place,
+            *([action] if action else []),
+            *self.flags,
+        ]
         with open(self.folder / "stdout", "ab") as out, open(self.folder / "stderr", "ab") as err:
             process = subprocess.Popen(
                 [*command, "--config=c.py", f"--workdir={self.out}", *words],
