@@ -106,13 +106,10 @@ class Session:
             time.sleep(self.terms.poll)
             found = self.look()
         if found.state == "absent":
-            self.refuse_deleted()
+            self.mine = False
+            raise ToolError(f"{self.request.name} was deleted by someone else; it is not asked for again")
         if found.state != "ready":
             self.delete()
-
-    def refuse_deleted(self) -> None:
-        self.mine = False
-        raise ToolError(f"{self.request.name} was deleted by someone else; it is not asked for again")
 
     def obtain(self) -> Found:
         """Machines that are ready: those of this name that are there, or new ones."""
@@ -161,9 +158,7 @@ class Session:
         if self.hours() >= self.terms.limits.chip_hours:
             raise Spent
         found = self.look()
-        if found.state == "absent":
-            self.refuse_deleted()
-        return "" if found.state == "ready" else f"{self.request.name} is {found.word}"
+        return "" if found.state == "ready" else f"{self.request.name} is {found.word or found.state}"
 
     def look(self) -> Found:
         """What is there now; UserError where it is somebody else's."""

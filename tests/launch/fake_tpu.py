@@ -31,7 +31,7 @@ class Cloud:
         self.machines: dict[str, list[Machine]] = {}  # by node
         self.log: list[tuple[str, str, Any]] = []
         self.made = 0
-        self.delay = 0.0  # seconds that a creation takes to be answered
+        self.delay = 0.0  # seconds that a creation or deletion takes to be answered
         self.refuse = ""  # why creations are refused
         self.silent: set[str] = set()  # workers that never come up
         self.lock = threading.RLock()
@@ -74,6 +74,7 @@ class Cloud:
         if name not in self.requests:
             return 404, "NOT_FOUND"
         if method == "DELETE":
+            time.sleep(self.delay)
             return self.delete(name)
         return self.requests[name]
 

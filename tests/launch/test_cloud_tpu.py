@@ -3,6 +3,7 @@
 Cases that are about the launcher and not about gcloud run with a quicker gcloud, which is held against the real one.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -265,7 +266,10 @@ def test_a_lost_worker_is_noticed_without_an_exit_status(start: Start, loss: str
     (machines,) = cloud.machines.values()
     if loss == "job":
         for each in processes(machines[1].disk):
-            if each != machines[1].sshd.pid:
+            if (
+                b"/new/worker.py\0keep" in (words := Path(f"/proc/{each}/cmdline").read_bytes())
+                or b"transformer" in words
+            ):
                 os.kill(each, signal.SIGKILL)
     elif loss == "connection":  # and the cloud says that all is well
         machines[1].off()
@@ -289,7 +293,7 @@ def test_a_worker_that_never_answers_is_named(start: Start) -> None:
 @pytest.mark.parametrize(
     ("flag", "told"),
     [
-        ("--zone=us-east5", "us-east5-a"),
+        ("--zone=us-east5", "is a region"),
         ("--zone=mars", "us-east5-a"),
         ("--topology=v9:4x4", "v5e"),
         ("--topology=v5e", "v5e:4x4"),
@@ -371,3 +375,34 @@ def test_quick_gcloud_asks_for_the_same(start: Start, flags: list[str]) -> None:
             subprocess.run(["sh", "-c", command], env=environment, check=True, capture_output=True, timeout=30)
         asked.append([call for call in cloud.log[before:] if "/operations/" not in call[1]])
     assert json.dumps(asked[0], sort_keys=True) == json.dumps(asked[1], sort_keys=True)
+
+
+def test_what_was_deleted_by_somebody_is_not_asked_for_again(start: Start) -> None:
+    cloud, bench = start()
+    bench.want(steps=10_000)
+    process = bench.start()
+    wait_until(lambda: "0.1: step 3\n" in bench.stdout)
+    with cloud.lock:
+        cloud.delete(next(iter(cloud.requests)))
+    assert process.wait(timeout=120) == 1 and "deleted by someone else" in bench.stderr
+    assert len(cloud.calls("POST")) == 1
+
+
+def test_a_signal_during_the_clean_up_does_not_cut_it_short(start: Start) -> None:
+    cloud, bench = start()
+    cloud.delay = 1.0
+    process = bench.start()
+    wait_until(lambda: "deleting" in bench.stderr)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=120) == 0 and "leaves at once" in bench.stderr
+    assert nothing_left(cloud)
+
+
+@pytest.mark.parametrize(("digest", "told"), [("0" * 64, "damaged"), (None, "new")])
+def test_code_that_arrives_damaged_is_not_run(tmp_path: Path, digest: str | None, told: str) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "code.tar.gz").write_bytes(b"code")
+    digest = digest or hashlib.sha256(b"code").hexdigest()
+    command = [sys.executable, str(ROOT / "launch" / "worker.py"), "begin", str(tmp_path), "id", digest]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert told in ended.stdout + ended.stderr and (ended.returncode == 0) == (told == "new")
