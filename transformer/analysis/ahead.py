@@ -35,6 +35,7 @@ QUIET = {
     "JAX_ENABLE_COMPILATION_CACHE": "false",  # a program that is found there is not compiled, and writes nothing down
 }
 STEPS = ("train", "decode")
+_TOO_MUCH = re.compile(r"([\d.]+)([KMGT]?)\)? (?:of|exceeds available HBM) \(?([\d.]+)([KMGT]?)")
 _LAST = "*after_optimizations_after_buffer_assignment.txt"  # the last that is written before the chips' code
 
 
@@ -103,14 +104,16 @@ def _read(folder: Path, seconds: float, topology: Topology) -> Compiled:
     known = (
         json.loads((folder / "traced.json").read_text(encoding="utf-8")) if (folder / "traced.json").is_file() else {}
     )
-    if known and (memory := re.search(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", error)):
+    if known and (memory := _TOO_MUCH.search(error)):
         scale = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
         needed, available = float(memory[1]) * scale[memory[2]], float(memory[3]) * scale[memory[4]]
         return Compiled(seconds, **known, needed=needed, available=available)
     found = sorted(folder.glob("*after_optimizations-buffer-assignment.txt"))
     if error or not found:
-        lines = (error or (folder / "stderr").read_text(encoding="utf-8", errors="replace")).strip().splitlines()
-        raise UserError(f"cannot compile for {topology.name}: {lines[-1] if lines else 'the compiler ended'}")
+        lines = (
+            error.strip().splitlines() or (folder / "stderr").read_text("utf-8", "replace").strip().splitlines()[-1:]
+        )
+        raise UserError(f"cannot compile for {topology.name}: {lines[0] if lines else 'the compiler ended'}")
     text = next(folder.glob("*after_optimizations.txt")).read_text(encoding="utf-8")
     return Compiled(seconds, **known, temporaries=temporaries(found[-1].read_text(encoding="utf-8")), text=text)
 
@@ -134,9 +137,7 @@ def main(request: Path) -> None:
 
         more = {"num_slices": asked["slices"]} if asked["slices"] > 1 else {}
         machine = topologies.get_topology_desc(platform="tpu", topology_name=asked["topology"], **more)
-        from transformer.parallel.mesh import make_mesh
-
-        with jax.set_mesh(make_mesh(experiment.mesh, machine.devices)):
+        with jax.set_mesh(_mesh(experiment, machine.devices, asked["slices"])):
             traced, parts = _train(experiment) if asked["step"] == "train" else _decode(experiment)
             known = {"parts": parts, "products": products(traced.jaxpr.jaxpr)}
             part = folder / "traced.part"
@@ -146,6 +147,21 @@ def main(request: Path) -> None:
     except Exception as error:
         (folder / "failure").write_text(str(error) or type(error).__name__, encoding="utf-8")
         raise SystemExit(1) from error
+
+
+def _mesh(experiment: Experiment, devices: Any, slices: int) -> Any:
+    """The training's mesh. JAX lays out neither several slices without the network's facts nor two devices of a v4
+    chip: there devices follow one another as they are numbered, slice by slice."""
+    import jax
+    import numpy as np
+
+    from transformer.parallel.mesh import make_mesh, sizes
+
+    if slices == 1 and devices[0].device_kind != "TPU v4":
+        return make_mesh(experiment.mesh, devices)
+    by_axis = sizes(experiment.mesh)
+    kinds = (jax.sharding.AxisType.Explicit,) * len(by_axis)
+    return jax.sharding.Mesh(np.array(devices).reshape(tuple(by_axis.values())), tuple(by_axis), axis_types=kinds)
 
 
 def _bytes(tree: Any) -> float:
@@ -174,8 +190,9 @@ def _train(experiment: Experiment) -> tuple[Any, dict[str, float]]:
 
     state = abstract(lambda: init_state(experiment))
     shape = (experiment.train.batch, experiment.model.context)
-    dtypes = (*[jnp.int32] * 4, jnp.float32)
-    batch = abstract(lambda: Batch(*(put(jnp.zeros(shape, dtype), "batch", "time") for dtype in dtypes)))
+    dtypes: Any = (*[jnp.int32] * 4, jnp.float32)
+    arrays: Any = lambda: [put(jnp.zeros(shape, dtype), "batch", "time") for dtype in dtypes]
+    batch = abstract(lambda: Batch(*arrays()))
     given = abstract(lambda: Dials(jnp.uint32(0), jnp.float32(0)))
     parts = {"parameters": _bytes(state.params), "optimizer": _bytes(state.opt_state), "batch": _bytes(batch)}
     step = jax.jit(train_step, static_argnums=0, donate_argnums=1)

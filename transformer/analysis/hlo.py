@@ -9,6 +9,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -86,8 +87,8 @@ def counts(computations: dict[str, list[Instruction]], entry: str) -> dict[str, 
                 continue
             called = [i.attribute("calls")]
             called += [i.attribute("to_apply")] if i.op == "call" else []
-            if branches := re.search(r"branch_computations=\{([^}]*)\}", i.rest):
-                called += [name.strip(" %") for name in branches[1].split(",")]
+            if several := re.search(r"(?:branch|called)_computations=\{([^}]*)\}", i.rest):
+                called += [name.strip(" %") for name in several[1].split(",")]
             for inner in called:
                 if inner in computations:
                     visit(inner, times)
@@ -129,7 +130,7 @@ class Collective:
     def moved(self) -> float:
         """Bytes that a device sends, and receives, each time, by the best ways known (a ring, or the torus)."""
         share = (self.devices - 1) / self.devices
-        return self.size * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
+        return self.size * {"all-reduce": 2 * share, "collective-permute": 1.0, "send": 1.0}.get(self.kind, share)
 
 
 def collectives(
@@ -140,15 +141,18 @@ def collectives(
     One that runs beside other work is written several times, each time for a part of the way; its channel tells that
     these are one. An all-reduce of which only a part is kept is a reduce-scatter: TPUs' compiler writes it so.
     """
-    seen: set[tuple[str, str]] = set()
+    seen: set[Any] = set()
     for name, times in counts(computations, entry).items():
         scatters = name.startswith("all-reduce-scatter")
         for i in computations[name]:
             kind = next((kind for kind in COLLECTIVES if i.op in (kind, f"{kind}-start")), None)
+            if i.op == "send" and "is_host_transfer=true" in i.rest:  # to other slices, through the hosts
+                yield Collective("send", times, size(i.shape), slices, True, _plain(i.shape))
             channel = i.attribute("channel_id")
-            if kind is None or (kind, channel or i.name) in seen:
+            key = (kind, channel or i.name, _plain(i.shape))
+            if kind is None or key in seen:
                 continue
-            seen.add((kind, channel or i.name))
+            seen.add(key)
             together = groups(i.rest, devices)
             if together.shape[1] == 1:
                 continue
@@ -157,9 +161,12 @@ def collectives(
             across = slices > 1 and bool(
                 (together // (devices // slices) != together[:, :1] // (devices // slices)).any()
             )
-            yield Collective(
-                kind, times, whole, together.shape[1], across, re.sub(r"\{[^{}]*\}|/\*.*?\*/", "", i.shape)
-            )
+            yield Collective(kind, times, whole, together.shape[1], across, _plain(i.shape))
+
+
+def _plain(shape: str) -> str:
+    """Without layouts and comments."""
+    return re.sub(r"\{[^{}]*\}|/\*.*?\*/", "", shape)
 
 
 def _whole(i: Instruction, kind: str, devices: int) -> float:
@@ -175,7 +182,7 @@ def traffic(computations: dict[str, list[Instruction]], entry: str) -> float:
     What every instruction outside of fusions reads and writes there. One that takes a slice of an array reads as much
     as it gives; one that puts a slice into an array writes as much as the slice.
     """
-    free = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "copy-done")
+    free = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "async-start")
     fused = {i.attribute("calls") for body in computations.values() for i in body if i.op == "fusion"}
     total = 0.0
     for name, times in counts(computations, entry).items():
@@ -187,7 +194,9 @@ def traffic(computations: dict[str, list[Instruction]], entry: str) -> float:
                 continue
             out = size(i.shape, memory_only=True)
             read = [size(shapes.get(operand, ""), memory_only=True) for operand in i.operands]
-            if "dynamic-update-slice" in i.name and read:
+            if i.op.endswith("-start"):  # its shape holds what is read as well
+                out = sum(read)
+            elif "dynamic-update-slice" in i.name and read:
                 out = sum(read) - max(read)
                 read = [out]
             elif "slice" in i.name:

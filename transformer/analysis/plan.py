@@ -59,6 +59,12 @@ def check_mesh(experiment: Experiment, topology: Topology) -> None:
         raise UserError(
             f"config.mesh: {axes} is {wanted} devices, and {topology.name} has {topology.devices}{twice}; set {hint}"
         )
+    first = next(iter(by_axis))
+    if by_axis[first] % topology.slices:
+        raise UserError(
+            f"config.mesh.{first}: {by_axis[first]} does not divide over {topology.slices} slices, between which the "
+            f"network is slow; set --config.mesh.{first}={topology.slices}"
+        )
 
 
 def training(experiment: Experiment, topology: Topology, compiled: Compiled) -> dict[str, Any]:
@@ -139,8 +145,8 @@ def by_kind(found: list[hlo.Collective]) -> list[dict[str, Any]]:
     """Collectives of one kind together: how many a step, and the bytes that a device sends."""
     kinds: dict[tuple[str, bool], dict[str, Any]] = {}
     for c in found:
-        row = {"kind": c.kind, "between_slices": c.across, "times": 0, "bytes": 0.0}
-        row = kinds.setdefault((c.kind, c.across), row)
+        empty: dict[str, Any] = {"kind": c.kind, "between_slices": c.across, "times": 0, "bytes": 0.0}
+        row = kinds.setdefault((c.kind, c.across), empty)
         row["times"] += c.times
         row["bytes"] += c.times * c.moved
     return sorted(kinds.values(), key=lambda row: -row["bytes"])

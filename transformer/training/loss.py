@@ -81,7 +81,7 @@ def _forward(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any,
         return jax.lax.psum(sums, apart), (slope_BTD, slope_VD)
 
     flat = spec("batch", "time")
-    specs = {"in_specs": (rows, table, flat, flat), "out_specs": (PartitionSpec(), (rows, table))}
+    specs: Any = {"in_specs": (rows, table, flat, flat), "out_specs": (PartitionSpec(), (rows, table))}
     sums, slopes_both = jax.shard_map(one, **specs)(x_BTD, unembedding_VD, targets_BT, weights_BT)
     # Each device cuts out its part of the sum before anything behind the loss is begun: the whole need not be kept.
     return sums, jax.lax.optimization_barrier(slopes_both)
@@ -104,13 +104,13 @@ def _local(
         logits_BtV, by_x = jax.vjp(lambda x_BtD: logits(x_BtD, unembedding_VD), x_BtD)
         sums = token_sums(logits_BtV, targets_Bt, weights_Bt, **kinds._asdict(), vocab=vocab)
         given = (logits_BtV, log_total(logits_BtV, vocab), targets_Bt, weights_Bt)
-        slope_BtV = slopes(kinds, *given, vocab)
+        slope_BtV = slopes(kinds, *given, vocab=vocab)
         (slope_BtD,) = by_x(slope_BtV)
         if gathered:
             # The copy of the unembedding can go before its gradient, which is as large, is begun; and the slopes by
             # the logits, as large as they, are computed again rather than kept as well.
             x_BtD, given, _ = jax.lax.optimization_barrier((x_BtD, given, slope_BtD))
-            slope_BtV = slopes(kinds, *given, vocab)
+            slope_BtV = slopes(kinds, *given, vocab=vocab)
         _, by_table = jax.vjp(lambda table_VD: logits(x_BtD, table_VD), unembedding_VD)
         return (sums, by_table(slope_BtV)[0]), slope_BtD
 
