@@ -191,8 +191,11 @@ def _train(experiment: Experiment) -> tuple[Any, dict[str, float]]:
     state = abstract(lambda: init_state(experiment))
     shape = (experiment.train.batch, experiment.model.context)
     dtypes: Any = (*[jnp.int32] * 4, jnp.float32)
-    arrays: Any = lambda: [put(jnp.zeros(shape, dtype), "batch", "time") for dtype in dtypes]
-    batch = abstract(lambda: Batch(*arrays()))
+
+    def rows() -> Any:
+        return Batch(*(put(jnp.zeros(shape, dtype), "batch", "time") for dtype in dtypes))
+
+    batch = abstract(rows)
     given = abstract(lambda: Dials(jnp.uint32(0), jnp.float32(0)))
     parts = {"parameters": _bytes(state.params), "optimizer": _bytes(state.opt_state), "batch": _bytes(batch)}
     step = jax.jit(train_step, static_argnums=0, donate_argnums=1)

@@ -103,14 +103,14 @@ def _local(
     def part(x_BtD: Any, targets_Bt: Any, weights_Bt: Any) -> Any:
         logits_BtV, by_x = jax.vjp(lambda x_BtD: logits(x_BtD, unembedding_VD), x_BtD)
         sums = token_sums(logits_BtV, targets_Bt, weights_Bt, **kinds._asdict(), vocab=vocab)
-        given = (logits_BtV, log_total(logits_BtV, vocab), targets_Bt, weights_Bt)
-        slope_BtV = slopes(kinds, *given, vocab=vocab)
+        given: Any = (logits_BtV, log_total(logits_BtV, vocab), targets_Bt, weights_Bt)
+        slope_BtV = slopes(kinds, *given, vocab)
         (slope_BtD,) = by_x(slope_BtV)
         if gathered:
             # The copy of the unembedding can go before its gradient, which is as large, is begun; and the slopes by
             # the logits, as large as they, are computed again rather than kept as well.
             x_BtD, given, _ = jax.lax.optimization_barrier((x_BtD, given, slope_BtD))
-            slope_BtV = slopes(kinds, *given, vocab=vocab)
+            slope_BtV = slopes(kinds, *given, vocab)
         _, by_table = jax.vjp(lambda table_VD: logits(x_BtD, table_VD), unembedding_VD)
         return (sums, by_table(slope_BtV)[0]), slope_BtD
 
