@@ -193,7 +193,8 @@ def _train(experiment: Experiment) -> tuple[Any, dict[str, float]]:
     dtypes: Any = (*[jnp.int32] * 4, jnp.float32)
 
     def rows() -> Any:
-        return Batch(*(put(jnp.zeros(shape, dtype), "batch", "time") for dtype in dtypes))
+        arrays: Any = [put(jnp.zeros(shape, dtype), "batch", "time") for dtype in dtypes]
+        return Batch(*arrays)
 
     batch = abstract(rows)
     given = abstract(lambda: Dials(jnp.uint32(0), jnp.float32(0)))

@@ -177,10 +177,10 @@ def _whole(i: Instruction, kind: str, devices: int) -> float:
 
 
 def traffic(computations: dict[str, list[Instruction]], entry: str) -> float:
-    """Bytes that a step reads from and writes to the device's memory, about.
+    """Bytes that a step reads from and writes to the device's memory, about: those of what is outside of fusions.
 
-    What every instruction outside of fusions reads and writes there. One that takes a slice of an array reads as much
-    as it gives; one that puts a slice into an array writes as much as the slice.
+    Of an array of which an instruction takes a slice, the slice alone is read; where a slice is put into one, the
+    slice alone is written.
     """
     free = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "async-start")
     fused = {i.attribute("calls") for body in computations.values() for i in body if i.op == "fusion"}
@@ -190,16 +190,44 @@ def traffic(computations: dict[str, list[Instruction]], entry: str) -> float:
             continue
         shapes = {i.name: i.shape for i in computations[name]}
         for i in computations[name]:
-            if i.op in free or i.op.endswith("-done"):
-                continue
-            out = size(i.shape, memory_only=True)
-            read = [size(shapes.get(operand, ""), memory_only=True) for operand in i.operands]
-            if i.op.endswith("-start"):  # its shape holds what is read as well
-                out = sum(read)
-            elif "dynamic-update-slice" in i.name and read:
-                out = sum(read) - max(read)
-                read = [out]
-            elif "slice" in i.name:
-                read = [min(r, out) for r in read]
-            total += times * (out + sum(read))
+            if i.op not in free and not i.op.endswith("-done"):
+                total += times * _touched(i, shapes, computations)
     return total
+
+
+def _touched(i: Instruction, shapes: dict[str, str], computations: dict[str, list[Instruction]]) -> float:
+    """Bytes that one instruction reads and writes."""
+    if i.op.endswith("-start"):  # a copy, or one of a slice: its shape has what it reads, and then what it writes
+        both = [m[0] for m in _SHAPE.finditer(i.shape)][:2]
+        return sum(size(both[-1].split("{")[0]) for shape in both if "S(" not in shape)
+    if i.op in ("dynamic-slice", "slice", "gather"):
+        return 2 * size(i.shape, memory_only=True)
+    if i.op == "dynamic-update-slice":
+        return 2 * size(shapes.get(i.operands[1], ""), memory_only=True)
+    read = [size(shapes.get(operand, ""), memory_only=True) for operand in i.operands]
+    written = size(i.shape, memory_only=True)
+    for at, inner in _sliced(computations.get(i.attribute("calls") or "", [])).items():
+        if at < len(read) and read[at]:
+            written -= read[at] if inner < 0 else 0  # given back with the slice put in
+            read[at] = abs(inner)
+    return max(written, 0.0) + sum(read)
+
+
+def _sliced(body: list[Instruction]) -> dict[int, float]:
+    """Of a fusion's parameters those of which slices alone are used: by number, the bytes of these; below zero where
+    a slice is put in and the whole given back."""
+    found: dict[int, float] = {}
+    for p in body:
+        if p.op != "parameter":
+            continue
+        names = {p.name}
+        for i in body:  # through what moves nothing
+            if i.op in ("bitcast", "copy") and i.operands and i.operands[0] in names:
+                names.add(i.name)
+        users = [i for i in body if names & set(i.operands) and i.name not in names]
+        if users and all(i.op in ("dynamic-slice", "slice", "gather") and i.operands[0] in names for i in users):
+            found[int(p.rest.split(")")[0])] = sum(size(i.shape) for i in users)
+        elif users and all(i.op == "dynamic-update-slice" and i.operands[0] in names for i in users):
+            sizes = {i.name: i.shape for i in body}
+            found[int(p.rest.split(")")[0])] = -sum(size(sizes.get(i.operands[1], "")) for i in users)
+    return found

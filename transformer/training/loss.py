@@ -104,13 +104,13 @@ def _local(
         logits_BtV, by_x = jax.vjp(lambda x_BtD: logits(x_BtD, unembedding_VD), x_BtD)
         sums = token_sums(logits_BtV, targets_Bt, weights_Bt, **kinds._asdict(), vocab=vocab)
         given: Any = (logits_BtV, log_total(logits_BtV, vocab), targets_Bt, weights_Bt)
-        slope_BtV = slopes(kinds, *given, vocab)
+        slope_BtV = slopes(kinds, given, vocab)
         (slope_BtD,) = by_x(slope_BtV)
         if gathered:
             # The copy of the unembedding can go before its gradient, which is as large, is begun; and the slopes by
             # the logits, as large as they, are computed again rather than kept as well.
             x_BtD, given, _ = jax.lax.optimization_barrier((x_BtD, given, slope_BtD))
-            slope_BtV = slopes(kinds, *given, vocab)
+            slope_BtV = slopes(kinds, given, vocab)
         _, by_table = jax.vjp(lambda table_VD: logits(x_BtD, table_VD), unembedding_VD)
         return (sums, by_table(slope_BtV)[0]), slope_BtD
 
@@ -203,13 +203,13 @@ def _hits(logits_BTV: jax.Array, targets_BT: jax.Array, vocab: tuple[str, ...]) 
     return first + jnp.arange(V, dtype=targets_BT.dtype)[None, None, :] == targets_BT[..., None]
 
 
-def slopes(
-    kinds: Penalties, logits_BTV: Any, total_BT: Any, targets_BT: Any, weights_BT: Any, vocab: tuple[str, ...] = ()
-) -> jax.Array:
-    """The gradient of ``token_sums(...).objective`` by the logits, [B, T, V]; ``total`` is their ``log_total``.
+def slopes(kinds: Penalties, given: tuple[Any, Any, Any, Any], vocab: tuple[str, ...] = ()) -> jax.Array:
+    """The gradient of ``token_sums(...).objective`` by the logits, [B, T, V], from them, their ``log_total``, the
+    targets and the weights.
 
     The softmax minus what it should be: the target, or with smoothing a little of every token.
     """
+    logits_BTV, total_BT, targets_BT, weights_BT = given
     V = logits_BTV.shape[-1] * jax.lax.psum(1, vocab)
     softmax_BTV = jnp.exp(logits_BTV - total_BT[..., None])
     wanted_BTV = jnp.where(_hits(logits_BTV, targets_BT, vocab), 1 - kinds.label_smoothing, 0.0)
