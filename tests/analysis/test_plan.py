@@ -273,3 +273,10 @@ def test_a_longer_stack_takes_no_longer_and_the_attention_is_the_tpu_s():
         programs.append(ahead.compile_ahead(e.program, topology("v5e:2x2"), "train", 300).text)
     assert len(programs[1]) < 1.2 * len(programs[0])
     assert "splash_mqa_fwd" in programs[0] and "splash_mqa_dkv" in programs[0] and "splash_mqa_dq" in programs[0]
+
+
+def test_the_element_of_a_tuple_s_shape():
+    shape = "(s32[], (bf16[8,128]{1,0:T(8,128)(2,1)}, f32[2]{0}), /*index=2*/f32[3]{0})"
+    assert hlo.size(hlo.element(shape, "#1#0")) == 8 * 128 * 2
+    assert hlo.size(hlo.element(shape, "#1")) == 8 * 128 * 2 + 8
+    assert hlo.size(hlo.element(shape, "#2")) == 12 and hlo.element("f32[7]", "") == "f32[7]"

@@ -35,7 +35,8 @@ class Instruction:
 
     @property
     def operands(self) -> list[str]:
-        return re.findall(r"%([\w.\-]+)", self.rest.split("), ")[0])
+        """Names; ``name#1`` is element 1 of a tuple."""
+        return re.findall(r"%([\w.\-]+(?:#\d+)*)", self.rest.split("), ")[0])
 
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
@@ -60,6 +61,19 @@ def size(shape: str, memory_only: bool = False) -> float:
         if kind in BYTES and not (memory_only and "S(" in layout):
             total += BYTES[kind] * math.prod(int(d) for d in dimensions.split(",") if d)
     return total
+
+
+def element(shape: str, path: str) -> str:
+    """Of a tuple's shape, that of the element with the numbers ``path``, "#2" or "#2#0"; all of it for none."""
+    for number in path.split("#")[1:]:
+        depth, start, parts = 0, 1, []
+        for at, letter in enumerate(shape):
+            depth += (letter in "([{") - (letter in ")]}")
+            if depth == 0 or (depth == 1 and letter == ","):
+                parts.append(shape[start:at].strip())
+                start = at + 1
+        shape = parts[int(number)]
+    return shape
 
 
 def trips(loop: Instruction, computations: dict[str, list[Instruction]]) -> int:
@@ -195,6 +209,11 @@ def traffic(computations: dict[str, list[Instruction]], entry: str) -> float:
     return total
 
 
+def _operand(name: str, shapes: dict[str, str]) -> float:
+    base, hash_, path = name.partition("#")
+    return size(element(shapes[base], hash_ + path), memory_only=True) if base in shapes else 0.0
+
+
 def _touched(i: Instruction, shapes: dict[str, str], computations: dict[str, list[Instruction]]) -> float:
     """Bytes that one instruction reads and writes."""
     if i.op.endswith("-start"):  # a copy, or one of a slice: its shape has what it reads, and then what it writes
@@ -203,8 +222,8 @@ def _touched(i: Instruction, shapes: dict[str, str], computations: dict[str, lis
     if i.op in ("dynamic-slice", "slice", "gather"):
         return 2 * size(i.shape, memory_only=True)
     if i.op == "dynamic-update-slice":
-        return 2 * size(shapes.get(i.operands[1], ""), memory_only=True)
-    read = [size(shapes.get(operand, ""), memory_only=True) for operand in i.operands]
+        return 2 * _operand(i.operands[1], shapes)
+    read = [_operand(operand, shapes) for operand in i.operands]
     written = size(i.shape, memory_only=True)
     for at, inner in _sliced(computations.get(i.attribute("calls") or "", [])).items():
         if at < len(read) and read[at]:
