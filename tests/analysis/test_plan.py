@@ -93,8 +93,9 @@ ENTRY %main (a: bf16[8,128], g: f32[2048,128]) -> f32[8,128] {
 
 def test_collectives_count_as_often_as_their_loops_go_round():
     """By hand: 3 x 12 gathers of 2048 x 128 bfloat16 over 256; a reduce-scatter over 16; an exchange between two."""
-    found = {c.kind: c for c in hlo.collectives(*hlo.parse(PROGRAM), 256)}
-    assert set(found) == {"all-gather", "reduce-scatter", "all-to-all"}
+    written = list(hlo.collectives(*hlo.parse(PROGRAM), 256))
+    found = {c.kind: c for c in written}
+    assert len(written) == 3 and set(found) == {"all-gather", "reduce-scatter", "all-to-all"}
     gather, scatter, exchange = (found[kind] for kind in ("all-gather", "reduce-scatter", "all-to-all"))
     assert (gather.times, gather.size, gather.devices) == (36, 2048 * 128 * 2, 256)
     assert gather.moved == gather.size * 255 / 256
