@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 
 from transformer.errors import UserError
@@ -40,12 +41,11 @@ def make_mesh(config: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.
         raise UserError(
             f"config.mesh: {axes} needs {wanted} devices, found {len(found)} ({found[0].platform}); make one smaller"
         )
-    return jax.make_mesh(
-        tuple(by_axis.values()),
-        tuple(by_axis),
-        axis_types=(AxisType.Explicit,) * len(by_axis),
-        devices=list(found[:wanted]),
+    # Unlike jax.make_mesh it may split an axis of a TPU's torus: 8 x 2 on one of 4 x 4.
+    placed = mesh_utils.create_device_mesh(
+        tuple(by_axis.values()), list(found[:wanted]), allow_split_physical_axes=True
     )
+    return jax.sharding.Mesh(placed, tuple(by_axis), axis_types=(AxisType.Explicit,) * len(by_axis))
 
 
 def platform() -> str:
