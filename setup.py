@@ -33,6 +33,8 @@ setup(
     extras_require={
         # Cloud TPUs, and compiling for a TPU on a machine that has none (brings libtpu).
         "tpu": ["jax[tpu]"],
+        # `plan`: the TPUs' compiler alone, for machines that have none.
+        "plan": ["libtpu==0.0.52"],
         # NVIDIA GPUs with a driver for CUDA 13; the CUDA libraries come with it.
         "cuda": ["jax[cuda13]"],
         # gs:// paths.

@@ -2,8 +2,8 @@
 
     python -m transformer plan --config=experiments/plan_reference.py --topology=v5e:16x16
 
-Expected: the table of docs/plan.md, which has the other configurations, the same by MaxText, and both commands.
-Costs: half a minute; needs the extra `tpu`, and no TPU.
+Expected: the table of docs/plan.md, which has three more configurations and the same by MaxText.
+Costs: half a minute; needs the extra `plan`, and no TPU.
 """
 
 from transformer.config import Experiment

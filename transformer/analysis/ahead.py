@@ -35,6 +35,7 @@ QUIET = {
     "JAX_ENABLE_COMPILATION_CACHE": "false",  # a program that is found there is not compiled, and writes nothing down
 }
 STEPS = ("train", "decode")
+_TOO_MUCH = re.compile(r"([\d.]+)([KMGT]?)\)? (?:of|exceeds available HBM) \(?([\d.]+)([KMGT]?)")
 _LAST = "*after_optimizations_after_buffer_assignment.txt"  # the last that is written before the chips' code
 
 
@@ -103,14 +104,16 @@ def _read(folder: Path, seconds: float, topology: Topology) -> Compiled:
     known = (
         json.loads((folder / "traced.json").read_text(encoding="utf-8")) if (folder / "traced.json").is_file() else {}
     )
-    if known and (memory := re.search(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", error)):
+    if known and (memory := _TOO_MUCH.search(error)):
         scale = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
         needed, available = float(memory[1]) * scale[memory[2]], float(memory[3]) * scale[memory[4]]
         return Compiled(seconds, **known, needed=needed, available=available)
     found = sorted(folder.glob("*after_optimizations-buffer-assignment.txt"))
     if error or not found:
-        lines = (error or (folder / "stderr").read_text(encoding="utf-8", errors="replace")).strip().splitlines()
-        raise UserError(f"cannot compile for {topology.name}: {lines[-1] if lines else 'the compiler ended'}")
+        lines = (
+            error.strip().splitlines() or (folder / "stderr").read_text("utf-8", "replace").strip().splitlines()[-1:]
+        )
+        raise UserError(f"cannot compile for {topology.name}: {lines[0] if lines else 'the compiler ended'}")
     text = next(folder.glob("*after_optimizations.txt")).read_text(encoding="utf-8")
     return Compiled(seconds, **known, temporaries=temporaries(found[-1].read_text(encoding="utf-8")), text=text)
 
@@ -132,10 +135,10 @@ def main(request: Path) -> None:
     try:
         from jax.experimental import topologies
 
-        more = {"num_slices": asked["slices"]} if asked["slices"] > 1 else {}
-        machine = topologies.get_topology_desc(platform="tpu", topology_name=asked["topology"], **more)
         from transformer.parallel.mesh import make_mesh
 
+        more = {"num_slices": asked["slices"]} if asked["slices"] > 1 else {}
+        machine = topologies.get_topology_desc(platform="tpu", topology_name=asked["topology"], **more)
         with jax.set_mesh(make_mesh(experiment.mesh, machine.devices)):
             traced, parts = _train(experiment) if asked["step"] == "train" else _decode(experiment)
             known = {"parts": parts, "products": products(traced.jaxpr.jaxpr)}
@@ -174,7 +177,7 @@ def _train(experiment: Experiment) -> tuple[Any, dict[str, float]]:
 
     state = abstract(lambda: init_state(experiment))
     shape = (experiment.train.batch, experiment.model.context)
-    dtypes = (*[jnp.int32] * 4, jnp.float32)
+    dtypes: Any = (*[jnp.int32] * 4, jnp.float32)
 
     def rows() -> Any:
         arrays: Any = [put(jnp.zeros(shape, dtype), "batch", "time") for dtype in dtypes]

@@ -9,6 +9,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,8 @@ class Instruction:
 
     @property
     def operands(self) -> list[str]:
-        return re.findall(r"%([\w.\-]+)", self.rest.split("), ")[0])
+        """Names; ``name#1`` is element 1 of a tuple."""
+        return re.findall(r"%([\w.\-]+(?:#\d+)*)", self.rest.split("), ")[0])
 
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
@@ -59,6 +61,19 @@ def size(shape: str, memory_only: bool = False) -> float:
         if kind in BYTES and not (memory_only and "S(" in layout):
             total += BYTES[kind] * math.prod(int(d) for d in dimensions.split(",") if d)
     return total
+
+
+def element(shape: str, path: str) -> str:
+    """Of a tuple's shape, that of the element with the numbers ``path``, "#2" or "#2#0"; all of it for none."""
+    for number in path.split("#")[1:]:
+        depth, start, parts = 0, 1, []
+        for at, letter in enumerate(shape):
+            depth += (letter in "([{") - (letter in ")]}")
+            if depth == 0 or (depth == 1 and letter == ","):
+                parts.append(shape[start:at].strip())
+                start = at + 1
+        shape = parts[int(number)]
+    return shape
 
 
 def trips(loop: Instruction, computations: dict[str, list[Instruction]]) -> int:
@@ -86,8 +101,8 @@ def counts(computations: dict[str, list[Instruction]], entry: str) -> dict[str, 
                 continue
             called = [i.attribute("calls")]
             called += [i.attribute("to_apply")] if i.op == "call" else []
-            if branches := re.search(r"branch_computations=\{([^}]*)\}", i.rest):
-                called += [name.strip(" %") for name in branches[1].split(",")]
+            if several := re.search(r"(?:branch|called)_computations=\{([^}]*)\}", i.rest):
+                called += [name.strip(" %") for name in several[1].split(",")]
             for inner in called:
                 if inner in computations:
                     visit(inner, times)
@@ -135,7 +150,7 @@ class Collective:
     def moved(self) -> float:
         """Bytes that a device sends, and receives, each time, by the best ways known (a ring, or the torus)."""
         share = (self.devices - 1) / self.devices
-        return self.size * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
+        return self.size * {"all-reduce": 2 * share, "collective-permute": 1.0, "send": 1.0}.get(self.kind, share)
 
 
 def collectives(
@@ -146,15 +161,18 @@ def collectives(
     One that runs beside other work is written several times, each time for a part of the way; its channel tells that
     these are one. An all-reduce of which only a part is kept is a reduce-scatter: TPUs' compiler writes it so.
     """
-    seen: set[tuple[str, str, str]] = set()
+    seen: set[Any] = set()
     for name, times in counts(computations, entry).items():
         scatters = name.startswith("all-reduce-scatter")
         for i in computations[name]:
             kind = next((kind for kind in COLLECTIVES if i.op in (kind, f"{kind}-start")), None)
+            if i.op == "send" and "is_host_transfer=true" in i.rest:  # to other slices, through the hosts
+                yield Collective("send", times, size(i.shape), slices, True, _plain(i.shape))
             channel = i.attribute("channel_id")
-            if kind is None or (kind, channel or i.name, i.shape) in seen:
+            key = (kind, channel or i.name, _plain(i.shape))
+            if kind is None or key in seen:
                 continue
-            seen.add((kind, channel or i.name, i.shape))
+            seen.add(key)
             together = groups(i.rest, devices)
             if together.shape[1] == 1:
                 continue
@@ -163,9 +181,12 @@ def collectives(
             across = slices > 1 and bool(
                 (together // (devices // slices) != together[:, :1] // (devices // slices)).any()
             )
-            yield Collective(
-                kind, times, whole, together.shape[1], across, re.sub(r"\{[^{}]*\}|/\*.*?\*/", "", i.shape)
-            )
+            yield Collective(kind, times, whole, together.shape[1], across, _plain(i.shape))
+
+
+def _plain(shape: str) -> str:
+    """Without layouts and comments."""
+    return re.sub(r"\{[^{}]*\}|/\*.*?\*/", "", shape)
 
 
 def _whole(i: Instruction, kind: str, devices: int) -> float:
@@ -176,12 +197,12 @@ def _whole(i: Instruction, kind: str, devices: int) -> float:
 
 
 def traffic(computations: dict[str, list[Instruction]], entry: str) -> float:
-    """Bytes that a step reads from and writes to the device's memory, about.
+    """Bytes that a step reads from and writes to the device's memory, about: those of what is outside of fusions.
 
-    What every instruction outside of fusions reads and writes there. One that takes a slice of an array reads as much
-    as it gives; one that puts a slice into an array writes as much as the slice.
+    Of an array of which an instruction takes a slice, the slice alone is read; where a slice is put into one, the
+    slice alone is written.
     """
-    free = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "copy-done")
+    free = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "async-start")
     fused = {i.attribute("calls") for body in computations.values() for i in body if i.op == "fusion"}
     total = 0.0
     for name, times in counts(computations, entry).items():
@@ -189,14 +210,49 @@ def traffic(computations: dict[str, list[Instruction]], entry: str) -> float:
             continue
         shapes = {i.name: i.shape for i in computations[name]}
         for i in computations[name]:
-            if i.op in free or i.op.endswith("-done"):
-                continue
-            out = size(i.shape, memory_only=True)
-            read = [size(shapes.get(operand, ""), memory_only=True) for operand in i.operands]
-            if "dynamic-update-slice" in i.name and read:
-                out = sum(read) - max(read)
-                read = [out]
-            elif "slice" in i.name:
-                read = [min(r, out) for r in read]
-            total += times * (out + sum(read))
+            if i.op not in free and not i.op.endswith("-done"):
+                total += times * _touched(i, shapes, computations)
     return total
+
+
+def _operand(name: str, shapes: dict[str, str]) -> float:
+    base, hash_, path = name.partition("#")
+    return size(element(shapes[base], hash_ + path), memory_only=True) if base in shapes else 0.0
+
+
+def _touched(i: Instruction, shapes: dict[str, str], computations: dict[str, list[Instruction]]) -> float:
+    """Bytes that one instruction reads and writes."""
+    if i.op.endswith("-start"):  # a copy, or one of a slice: its shape has what it reads, and then what it writes
+        both = [m[0] for m in _SHAPE.finditer(i.shape)][:2]
+        return sum(size(both[-1].split("{")[0]) for shape in both if "S(" not in shape)
+    if i.op in ("dynamic-slice", "slice", "gather"):
+        return 2 * size(i.shape, memory_only=True)
+    if i.op == "dynamic-update-slice":
+        return 2 * _operand(i.operands[1], shapes)
+    read = [_operand(operand, shapes) for operand in i.operands]
+    written = size(i.shape, memory_only=True)
+    for at, inner in _sliced(computations.get(i.attribute("calls") or "", [])).items():
+        if at < len(read) and read[at]:
+            written -= read[at] if inner < 0 else 0  # given back with the slice put in
+            read[at] = abs(inner)
+    return max(written, 0.0) + sum(read)
+
+
+def _sliced(body: list[Instruction]) -> dict[int, float]:
+    """Of a fusion's parameters those of which slices alone are used: by number, the bytes of these; below zero where
+    a slice is put in and the whole given back."""
+    found: dict[int, float] = {}
+    for p in body:
+        if p.op != "parameter":
+            continue
+        names = {p.name}
+        for i in body:  # through what moves nothing
+            if i.op in ("bitcast", "copy") and i.operands and i.operands[0] in names:
+                names.add(i.name)
+        users = [i for i in body if names & set(i.operands) and i.name not in names]
+        if users and all(i.op in ("dynamic-slice", "slice", "gather") and i.operands[0] in names for i in users):
+            found[int(p.rest.split(")")[0])] = sum(size(i.shape) for i in users)
+        elif users and all(i.op == "dynamic-update-slice" and i.operands[0] in names for i in users):
+            sizes = {i.name: i.shape for i in body}
+            found[int(p.rest.split(")")[0])] = -sum(size(sizes.get(i.operands[1], "")) for i in users)
+    return found

@@ -64,6 +64,11 @@ def check_mesh(experiment: Experiment, topology: Topology) -> None:
         raise UserError(
             f"config.mesh: {axes} is {wanted} devices, and {topology.name} has {topology.devices}{twice}; set {hint}"
         )
+    if by_axis["slice"] != topology.slices:
+        raise UserError(
+            f"config.mesh.slice: {by_axis['slice']}, and there are {topology.slices} slices, with a slow network "
+            f"between them; set --config.mesh.slice={topology.slices}"
+        )
 
 
 def training(experiment: Experiment, topology: Topology, compiled: Compiled) -> dict[str, Any]:
@@ -144,8 +149,8 @@ def by_kind(found: list[hlo.Collective]) -> list[dict[str, Any]]:
     """Collectives of one kind together: how many a step, and the bytes that a device sends."""
     kinds: dict[tuple[str, bool], dict[str, Any]] = {}
     for c in found:
-        row: dict[str, Any] = {"kind": c.kind, "between_slices": c.across, "times": 0, "bytes": 0.0}
-        row = kinds.setdefault((c.kind, c.across), row)
+        empty: dict[str, Any] = {"kind": c.kind, "between_slices": c.across, "times": 0, "bytes": 0.0}
+        row = kinds.setdefault((c.kind, c.across), empty)
         row["times"] += c.times
         row["bytes"] += c.times * c.moved
     return sorted(kinds.values(), key=lambda row: -row["bytes"])

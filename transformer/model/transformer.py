@@ -72,7 +72,10 @@ class Transformer(nn.Module):
             x_BTD = x_BTD.at[rows_B, only_B].get(out_sharding=spec("batch", "stream"))[:, None]
 
         with jax.named_scope("unembed"):
-            x_BTD = Norm(c, name="final_norm")(x_BTD) if c.final_norm else x_BTD
+            if c.final_norm:
+                # Where memory is short no float32 copy is kept through the loss, when most is in memory at once.
+                norm = Norm if c.remat == "none" else nn.remat(Norm)
+                x_BTD = norm(c, name="final_norm")(x_BTD)
             unembedding_VD = embedding_VD
             if not c.tie_embeddings:
                 unembedding_VD = weight(self, "unembedding", *table, role="unembedding", std=c.init_std)

@@ -1,10 +1,11 @@
 """The mesh of devices. One device is a mesh of ones: the same code, the same type checks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 
 from transformer.errors import UserError
@@ -46,7 +47,16 @@ def make_mesh(config: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.
     types = (AxisType.Explicit,) * len(by_axis)
     if config.slice > 1 and hasattr(found[0], "slice_index"):
         return jax.sharding.Mesh(by_slice(by_axis, found), tuple(by_axis), axis_types=types)
-    return jax.make_mesh(tuple(by_axis.values()), tuple(by_axis), axis_types=types, devices=list(found[:wanted]))
+    return jax.sharding.Mesh(laid_out(by_axis.values(), found[:wanted]), tuple(by_axis), axis_types=types)
+
+
+def laid_out(shape: Iterable[int], devices: Sequence[jax.Device]) -> np.ndarray:
+    """Devices of one network in the mesh's shape. Unlike jax.make_mesh it may split an axis of a TPU's torus: 8 x 2 on
+    one of 4 x 4. Of a v4 as libtpu compiles for it JAX lays out nothing: there devices stand as they are numbered."""
+    if devices[0].device_kind == "TPU v4" and len(devices) > len({tuple(d.coords) for d in devices}):
+        return np.array(devices).reshape(tuple(shape))
+    found: np.ndarray = mesh_utils.create_device_mesh(tuple(shape), list(devices), allow_split_physical_axes=True)
+    return found
 
 
 def by_slice(by_axis: dict[str, int], devices: Sequence[jax.Device]) -> np.ndarray:
@@ -61,10 +71,7 @@ def by_slice(by_axis: dict[str, int], devices: Sequence[jax.Device]) -> np.ndarr
             f"config.mesh.slice: {by_axis['slice']} slices of {math.prod(inner)} devices were asked for, "
             f"there are {len(groups)} of {found}"
         )
-    # JAX lays a slice's devices along its own network.
-    names = [name for name in by_axis if name != "slice"]
-    laid = [jax.make_mesh(tuple(inner), tuple(names), devices=group).devices for _, group in sorted(groups.items())]
-    return np.stack(laid)
+    return np.stack([laid_out(inner, group) for _, group in sorted(groups.items())])
 
 
 def platform() -> str:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from transformer.model.transformer import logits
-from transformer.parallel.rules import mesh_axes, spec
+from transformer.parallel.rules import mesh_axes, put, spec
 
 NUMBERS = 1 << 26  # of logits that are on a device at once in training: 256 MiB
 
@@ -41,6 +41,8 @@ def sums_in_parts(
     The gradient of a part is taken as soon as its logits are known, and nothing is computed twice: the objective
     is a sum, so its gradient is known up to a factor before anything behind it is.
     """
+    x_BTD, unembedding_VD = put(x_BTD, "batch", "time", "stream"), put(unembedding_VD, "vocab", "width")
+    targets_BT, weights_BT = put(targets_BT, "batch", "time"), put(weights_BT, "batch", "time")
     return _sums(kinds, x_BTD, unembedding_VD, targets_BT, weights_BT)
 
 
