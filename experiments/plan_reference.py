@@ -2,7 +2,7 @@
 
     python -m transformer plan --config=experiments/plan_reference.py --topology=v5e:16x16
 
-Expected: the table of docs/plan.md, which has three more configurations and the same by MaxText.
+Expected: the table of docs/scaling.md, which has three more configurations and the same by MaxText.
 Costs: half a minute; needs the extra `plan`, and no TPU.
 """
 

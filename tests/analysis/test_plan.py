@@ -18,7 +18,7 @@ from transformer.analysis import ahead, hlo, plan
 from transformer.analysis.chips import CHIPS, topology
 from transformer.analysis.cost import forward_flops
 from transformer.config import Experiment
-from transformer.data.tokenizer import Bytes
+from transformer.data.tokenizer import Bpe, Bytes
 from transformer.errors import UserError
 from transformer.model.config import Model
 from transformer.model.spans import Sliding
@@ -286,5 +286,5 @@ def test_every_mesh_compiles(mesh):
     attention = dataclasses.replace(TINY.model.attention, span=Sliding(window=100))
     model = dataclasses.replace(TINY.model, attention=attention)
     where = topology("v5e:1x2", 2) if mesh.slice > 1 else topology("v5e:2x2")
-    e = dataclasses.replace(TINY, mesh=mesh, model=model)
+    e = dataclasses.replace(TINY, mesh=mesh, model=model, tokenizer=Bpe(vocab_size=512))
     assert plan.plan(e, where, limit=300, code=False, say=lambda line: None)["fits"]
