@@ -23,9 +23,10 @@ def test_the_comparison_measures_in_turns_and_makes_tables(monkeypatch: pytest.M
     monkeypatch.setattr(suite, "Contender", Noted)
     monkeypatch.setattr(suite, "peers_installed", lambda: False)
     monkeypatch.setattr(suite, "ROUNDS", 1)
+    monkeypatch.setattr(suite, "DTYPES", ("float32",))  # bfloat16 is slow on a CPU
     said: list[str] = []
     found = suite.suite(["train"], ["S"], said.append)
-    assert [(row["size"], row["dtype"]) for row in found["train"]] == [("S", "float32"), ("S", "bfloat16")]
+    assert [(row["size"], row["dtype"]) for row in found["train"]] == [("S", "float32")]
     for row, each in zip(found["train"], made, strict=True):
         assert len(each.times) == suite.ROUNDS and row["seconds"] == sorted(each.times)[suite.ROUNDS // 2]
         assert row["tokens_per_second"] == pytest.approx(16 * 256 / row["seconds"])
@@ -35,7 +36,7 @@ def test_the_comparison_measures_in_turns_and_makes_tables(monkeypatch: pytest.M
         assert row["mfu"] == pytest.approx(flops / row["seconds"] / found["limits"][f"matmul_{row['dtype']}"])
     assert any("no peers" in line for line in said)
     table = suite.text(found)
-    assert "| size | who | dtype |" in table and table.count("| S | ours |") == 2
+    assert "| size | who | dtype |" in table and table.count("| S | ours |") == 1
     with pytest.raises(RuntimeError, match=r"ended: .*KeyError"):
         suite.Contender(who="ours", what="train", size="XXL", dtype="float32")
 
@@ -58,4 +59,5 @@ def test_the_device_check_passes_here_and_finds_a_wrong_kernel(monkeypatch: pyte
         return 0.5 * kernels.blockwise(*args)
 
     monkeypatch.setitem(kernels.KERNELS, "blockwise", Kernel(half, lambda call: None, True))
-    assert not all(row["ok"] for row in device_check.kernels(160, said.append)) and "WRONG" in said[-5]
+    monkeypatch.setattr(device_check, "TOLERANCE", {"float32": device_check.TOLERANCE["float32"]})
+    assert not all(row["ok"] for row in device_check.kernels(160, said.append)) and "WRONG" in said[-3]

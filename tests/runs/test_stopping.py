@@ -109,8 +109,10 @@ def test_stopped_in_every_phase_and_started_again_it_ends_bit_equal(home: Path, 
     assert_equal_runs(home, "stopped", "whole")
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "kills"),
+    [("muon", 4), *(pytest.param(name, 50, marks=pytest.mark.exhaustive) for name in OPTIMIZERS)],
+)
 def test_killed_at_random_moments_it_ends_bit_equal(home: Path, optimizer: str, kills: int) -> None:
     """SIGKILL, and now and then SIGTERM or Ctrl-C, wherever the process happens to be."""
     draw = random.Random(f"{optimizer}{kills}")
