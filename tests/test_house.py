@@ -179,6 +179,8 @@ OTHER: dict[str, Any] = {
     "model.head_width": 6,
     "model.mlp.width": 40,
     "model.attention.projection.kv_heads": 4,
+    "model.attention.projection.q_rank": 5,
+    "model.attention.projection.rope_width": 8,
     "train.accumulate": 4,
     "train.clip": None,
     "model.attention.kernel": "blockwise",  # so few keys are for the plain one by itself

@@ -14,6 +14,7 @@ from transformer.data.tokenizer import Bpe, Bytes, Unigram
 from transformer.errors import UserError, did_you_mean
 from transformer.model import config as model_config
 from transformer.model.config import Model
+from transformer.model.positions import Rotary
 from transformer.parallel import context, mesh, rules
 from transformer.parallel.mesh import Mesh
 from transformer.settings import check_types, digest, leaves, override, settings
@@ -128,6 +129,10 @@ INERT: dict[str, tuple[Callable[[Experiment], bool], str]] = {
     "data.validation": (
         lambda e: e.data.source != "shakespeare",
         "this corpus has a fixed list of held-out works",
+    ),
+    "model.attention.projection.rope_width": (
+        lambda e: isinstance(e.model.positions, Rotary),
+        "only rotary positions have a part of their own",
     ),
     "train.schedule.final": (lambda e: e.train.warmup < e.train.steps, "the warm-up takes all steps"),
     "train.schedule.decay": (lambda e: e.train.warmup < e.train.steps, "the warm-up takes all steps"),

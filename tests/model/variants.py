@@ -6,6 +6,7 @@ from typing import Any
 
 from transformer.model.attention import Attention
 from transformer.model.grouped import Grouped, MultiHead, MultiQuery
+from transformer.model.latent import Latent
 from transformer.model.mlp import Gelu, Swiglu
 from transformer.model.norms import LayerNorm, RmsNorm
 from transformer.model.positions import (
@@ -26,7 +27,12 @@ from transformer.settings import tag_of
 
 # Every choice of every setting that changes the mathematics, or the program that computes it.
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "attention.projection": (MultiHead(), MultiQuery(), Grouped(kv_heads=2)),
+    "attention.projection": (
+        MultiHead(),
+        MultiQuery(),
+        Grouped(kv_heads=2),
+        Latent(kv_rank=6, q_rank=7, rope_width=6),
+    ),
     "attention.span": (
         Global(),
         Sliding(window=3),
@@ -67,16 +73,22 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "stack": ("unroll", "scan"),
     "depth": (2, 3),
 }
-ATTENTION = tuple(
-    (Attention(projection=projection), positions)
-    for projection in CHOICES["attention.projection"]
-    for positions in CHOICES["positions"][:3]
+RICH = (Attention(projection=Grouped(kv_heads=2)), Rotary(base=50.0))
+ATTENTION = (
+    *(
+        (Attention(projection=projection), positions)
+        for projection in CHOICES["attention.projection"][:3]
+        for positions in CHOICES["positions"][:3]
+    ),
+    (Attention(projection=Latent(kv_rank=6, rope_width=4, norm=False)), Rotary(base=50.0)),
 )
 
 
 def valid(choice: dict[str, Any]) -> bool:
     """Whether the library builds it: what it refuses is tested where it is refused."""
-    return not (choice["parallel"] and choice["norms"] == "post")
+    if choice["parallel"] and choice["norms"] == "post":
+        return False
+    return not isinstance(choice["attention.projection"], Latent) or choice["attention.qk_norm"] == "none"
 
 
 def settings(choice: dict[str, Any]) -> dict[str, Any]:
@@ -100,8 +112,9 @@ def pairwise() -> list[dict[str, Any]]:
     missing = {
         ((a, i), (b, j)) for a, b in itertools.combinations(CHOICES, 2) for i in everything[a] for j in everything[b]
     }
-    missing -= {(("norms", 1), ("parallel", 1))}
     draw, chosen = Random(0), []
+    plain = {name: numbers[0] for name, numbers in everything.items()}
+    missing = {pair for pair in missing if valid({n: CHOICES[n][i] for n, i in (plain | dict(pair)).items()})}
     while missing:
         wanted = min(missing)  # each candidate has this pair, so the list gets shorter whatever is drawn
         candidates = []

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from flax import linen as nn
 
 from transformer.errors import UserError
-from transformer.model import cache, grouped, kernels, scores, spans
+from transformer.model import grouped, kernels, latent, scores, spans
 from transformer.model.grouped import Grouped, MultiHead, MultiQuery
-from transformer.model.positions import Learned, Relative, Sinusoidal
+from transformer.model.latent import Latent
+from transformer.model.positions import Learned, Sinusoidal
 from transformer.model.scores import Sigmoid, Softmax, options
 from transformer.model.spans import Chunked, Global, Pattern, Sliding
 from transformer.parallel.context import devices
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 class Attention:
     """How a block's positions look at one another."""
 
-    projection: MultiHead | MultiQuery | Grouped = MultiHead()
+    projection: MultiHead | MultiQuery | Grouped | Latent = MultiHead()
     span: Global | Sliding | Chunked | Pattern = Global()
     scores: Softmax | Sigmoid = Softmax()
     qk_norm: Literal["none", "head", "width"] = "none"  # over what queries and keys are normed before their product
@@ -40,7 +41,9 @@ class Kind(NamedTuple):
     ``allocate(config, rows, places)`` is one block's empty cache;
     ``cache_numbers(config)`` is how many numbers one token costs in one block's cache;
     ``matrices(config)`` counts the weights of one block's products, ``rest(config)`` its other weights, and
-    ``products(config, keys)`` the multiply-adds of a token that looks at ``keys`` keys, beyond those of its weights.
+    ``products(config, keys)`` the multiply-adds of a token that looks at ``keys`` keys, beyond those of its weights;
+    ``widths(config)`` are the widths of a head's keys and values as kernels see them;
+    ``rotated(config)`` is how much of a head rotary positions may turn.
     """
 
     module: type[nn.Module]
@@ -50,6 +53,8 @@ class Kind(NamedTuple):
     matrices: Callable[[Model], int]
     rest: Callable[[Model], int]
     products: Callable[[Model, float], float]
+    widths: Callable[[Model], tuple[int, int]]
+    rotated: Callable[[Model], int]
 
 
 def reach(config: Model, i: int) -> int:
@@ -70,11 +75,13 @@ def kernels_for_training(config: Model) -> dict[str, str]:
     chosen = {}
     for i in range(spans.period(config.attention.span)):
         block = config.block(i)
+        key_width, value_width = kind(block).widths(block)
         call = kernels.Call(
             platform=platform(),
             queries=config.context,
             keys=config.context,
-            head_width=config.head_size,
+            head_width=key_width,
+            value_width=value_width,
             dtype=config.dtype,
             ordered=devices() == 1,
             packed=True,
@@ -86,17 +93,9 @@ def kernels_for_training(config: Model) -> dict[str, str]:
     return chosen
 
 
-def _kv(config: Model) -> int:
-    return config.attention.projection.kv_count(config.heads)
-
-
-def _check(config: Model) -> None:
-    kv = _kv(config)
-    if kv < 1 or config.heads % kv:
-        raise UserError(
-            f"config.model.attention.projection.kv_heads: {config.heads} query heads do not divide over {kv} "
-            f"key/value heads{_divisors(config.heads)}"
-        )
+def check(config: Model) -> None:
+    """UserError for attention that cannot be built."""
+    kind(config).check(config)
     spans.check(config)
     scores.check(config)
     kernel = config.attention.kernel
@@ -104,42 +103,34 @@ def _check(config: Model) -> None:
         raise UserError(f"config.model.attention.kernel: {kernel} knows no {option}; auto can")
 
 
-def _divisors(number: int) -> str:
-    return " (possible: " + ", ".join(str(d) for d in range(1, number + 1) if number % d == 0) + ")"
-
-
-def _allocate(config: Model, rows: int, places: int) -> Any:
-    places = min(places, spans.reach(config.attention.span) or places)
-    return cache.allocate(rows, places, _kv(config), config.head_size, config.dtype)
-
-
-def _heads(config: Model) -> int:
-    return config.heads + 2 * _kv(config) + (config.heads if config.attention.gate else 0)  # query, key, value, gate
-
-
-def _matrices(config: Model) -> int:
-    return (_heads(config) + config.heads) * config.head_size * config.width
-
-
-def _rest(config: Model) -> int:
-    attention, H = config.attention, config.head_size
-    normed = {"none": 0, "head": 2 * H, "width": (config.heads + _kv(config)) * H}[attention.qk_norm]
-    sinks = config.heads if isinstance(attention.scores, Softmax) and attention.scores.sinks else 0
-    distances = config.positions.buckets * config.heads if isinstance(config.positions, Relative) else 0
-    return normed + sinks + distances + (_heads(config) * H + config.width if config.bias else 0)
-
-
 _GROUPED = Kind(
     module=grouped.GroupedAttention,
-    check=_check,
-    allocate=_allocate,
-    cache_numbers=lambda c: 2 * _kv(c) * c.head_size,
-    matrices=_matrices,
-    rest=_rest,
+    check=grouped.check,
+    allocate=grouped.allocate,
+    cache_numbers=lambda c: 2 * grouped.kv_heads(c) * c.head_size,
+    matrices=grouped.matrices,
+    rest=grouped.rest,
     products=lambda c, keys: 2 * keys * c.heads * c.head_size,  # scores, then the mix of values
+    widths=lambda c: (c.head_size, c.head_size),
+    rotated=lambda c: c.head_size,
 )
 
-KINDS: dict[type, Kind] = {MultiHead: _GROUPED, MultiQuery: _GROUPED, Grouped: _GROUPED}
+KINDS: dict[type, Kind] = {
+    MultiHead: _GROUPED,
+    MultiQuery: _GROUPED,
+    Grouped: _GROUPED,
+    Latent: Kind(
+        module=latent.LatentAttention,
+        check=latent.check,
+        allocate=latent.allocate,
+        cache_numbers=lambda c: latent.rank(c) + latent.rotary(c),
+        matrices=latent.matrices,
+        rest=latent.rest,
+        products=lambda c, keys: keys * c.heads * (2 * c.head_size + latent.rotary(c)),  # keys and values written out
+        widths=lambda c: (c.head_size + latent.rotary(c), c.head_size),
+        rotated=latent.rotary,
+    ),
+}
 
 
 def kind(config: Model) -> Kind:
