@@ -195,8 +195,9 @@ OTHER: dict[str, Any] = {
 }
 
 
-# What else a tag needs to be possible.
+# What else a tag, or a setting, needs to be possible.
 NEEDS = {"pattern": {"model.depth": 2}}
+DEEPER = {"model.attention.value_residual": {"model.depth": 2}}
 
 
 def others(name: str, value: Any, hint: Any) -> list[Any]:
@@ -226,7 +227,7 @@ def alternatives(e: Experiment) -> dict[str, tuple[Experiment, dict[str, Any]]]:
                 if not HOST.fullmatch(name):
                     for i, other in enumerate(others(name, getattr(record, field), hint)):
                         label = f"{name} of {type(record).__name__}" + (f" ({i})" if i else "")
-                        found[label] = (base, {name: other})
+                        found[label] = (override(base, DEEPER.get(name, {})), {name: other})
                 continue
             for tag, cls in options.items():
                 here = base

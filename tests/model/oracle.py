@@ -5,7 +5,8 @@ the library's names of weights and nothing else of it. A document stands alone h
 the row it was packed into, so agreement also says that packing isolates documents.
 
     blocks, norms       arXiv:1706.03762 (3.1), pre-norm as in arXiv:2002.04745; arXiv:1607.06450; arXiv:1910.07467
-    attention           arXiv:1706.03762 (3.2), arXiv:1911.02150, arXiv:2305.13245, arXiv:2405.04434
+    attention           arXiv:1706.03762 (3.2), arXiv:1911.02150, arXiv:2305.13245
+                        arXiv:2405.04434, arXiv:2410.05258, arXiv:2312.06635, arXiv:2410.17897
     positions           arXiv:1706.03762 (3.5), arXiv:2104.09864 as products of complex numbers
     spans, scores       arXiv:2004.05150, arXiv:1904.10509; arXiv:2408.00118, arXiv:2409.04431, arXiv:2302.05442
     distances           arXiv:2108.12409, arXiv:1910.10683
@@ -142,8 +143,13 @@ def _shares(model: Any, w: Any, layer: int, t: int, head: int, query: np.ndarray
 
 
 def _values(model: Any, w: Any, xs: list[np.ndarray], memo: dict[str, Any]) -> list[np.ndarray]:
-    """Of each position and head."""
-    return [np.array([_product(w["value"], x, head) for head in range(w["value"]["w"].shape[1])]) for x in xs]
+    """Of each position and head, mixed with those of the first block (arXiv:2410.17897)."""
+    own = [np.array([_product(w["value"], x, head) for head in range(w["value"]["w"].shape[1])]) for x in xs]
+    if model.attention.value_residual == "none" or "values" not in memo:
+        memo["values"] = own
+        return own
+    first, second = w["value_shares"] / 2 if model.attention.value_residual == "learned" else (0.5, 0.5)
+    return [first * a + second * b for a, b in zip(memo["values"], own, strict=True)]
 
 
 def _grouped(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str, Any]) -> list[Any]:
@@ -197,7 +203,57 @@ def _latent(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str
     return results
 
 
-KINDS = {"Latent": _latent}
+def _differential(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str, Any]) -> list[Any]:
+    """arXiv:2410.05258, equations 1 to 3; blocks counted from 1 there, from 0 here."""
+    turns, half = _turns(model, layer), w["query"]["w"].shape[2] // 2
+
+    def halves(name: str) -> list[Any]:
+        """Of each position: both halves of the first head, both of the second, ..."""
+        found = []
+        for t, x in enumerate(xs):
+            rows = [_product(w[name], x, head) for head in range(model.heads)]
+            parts = [part for row in rows for part in (row[:half], row[half:])]
+            found.append(_placed(model, w, f"{name}_norm", parts, t, turns))
+        return found
+
+    queries, keys, values = halves("query"), halves("key"), _values(model, w, xs, memo)
+    start = 0.8 - 0.6 * math.exp(-0.3 * layer)
+    a1, b1, a2, b2 = w["lambda"]
+    factor = math.exp(a1 @ b1) - math.exp(a2 @ b2) + start
+    results = []
+    for t in range(len(xs)):
+        mixed = []
+        for head in range(model.heads):
+            total = np.zeros(2 * half)
+            for part, times in ((2 * head, 1.0), (2 * head + 1, -factor)):
+                shares = _shares(model, w, layer, t, head, queries[t][part], [k[part] for k in keys])
+                total = total + times * sum(share * values[s][head] for s, share in shares.items())
+            mixed.append((1 - start) * _rms(model, total) * w["norm"]["scale"])
+        results.append(mixed)
+    return results
+
+
+def _linear(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str, Any]) -> list[Any]:
+    """arXiv:2312.06635, equations 3 and 4, the decay one number: token by token, a state for each head."""
+    size, turns, values = w["query"]["w"].shape[2], _turns(model, layer), _values(model, w, xs, memo)
+    states = np.zeros((model.heads, size, size))
+    results = []
+    for t, x in enumerate(xs):
+        queries, keys = (
+            _placed(model, w, f"{name}_norm", [_product(w[name], x, head) for head in range(model.heads)], t, turns)
+            for name in ("query", "key")
+        )
+        mixed = []
+        for head in range(model.heads):
+            gate = _product(w["decay"], x, head)
+            decay = (1 / (1 + math.exp(-gate))) ** (1 / model.attention.projection.slowness)
+            states[head] = decay * states[head] + np.outer(keys[head], values[t][head])
+            mixed.append(_rms(model, queries[head] / math.sqrt(size) @ states[head]) * w["norm"]["scale"])
+        results.append(mixed)
+    return results
+
+
+KINDS = {"Latent": _latent, "Differential": _differential, "Linear": _linear}
 
 
 def _slopes(heads: int) -> list[float]:

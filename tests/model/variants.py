@@ -5,8 +5,10 @@ from random import Random
 from typing import Any
 
 from transformer.model.attention import Attention
+from transformer.model.differential import Differential
 from transformer.model.grouped import Grouped, MultiHead, MultiQuery
 from transformer.model.latent import Latent
+from transformer.model.linear import Linear as LinearAttention
 from transformer.model.mlp import Gelu, Swiglu
 from transformer.model.norms import LayerNorm, RmsNorm
 from transformer.model.positions import (
@@ -32,6 +34,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
         MultiQuery(),
         Grouped(kv_heads=2),
         Latent(kv_rank=6, q_rank=7, rope_width=6),
+        Differential(),
+        LinearAttention(slowness=2.0),
     ),
     "attention.span": (
         Global(),
@@ -48,6 +52,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     ),
     "attention.qk_norm": ("none", "head", "width"),
     "attention.gate": (False, True),
+    "attention.value_residual": ("none", "fixed", "learned"),
     "positions": (
         Learned(),
         Sinusoidal(base=50.0),
@@ -81,6 +86,8 @@ ATTENTION = (
         for positions in CHOICES["positions"][:3]
     ),
     (Attention(projection=Latent(kv_rank=6, rope_width=4, norm=False)), Rotary(base=50.0)),
+    (Attention(projection=Differential(), value_residual="learned"), Rotary(base=50.0)),
+    (Attention(projection=LinearAttention(), value_residual="fixed"), Rotary(base=50.0)),
 )
 
 
@@ -88,7 +95,15 @@ def valid(choice: dict[str, Any]) -> bool:
     """Whether the library builds it: what it refuses is tested where it is refused."""
     if choice["parallel"] and choice["norms"] == "post":
         return False
-    return not isinstance(choice["attention.projection"], Latent) or choice["attention.qk_norm"] == "none"
+    projection, positions = choice["attention.projection"], choice["positions"]
+    if isinstance(projection, Latent):
+        return choice["attention.qk_norm"] == choice["attention.value_residual"] == "none"
+    if isinstance(projection, Differential) and isinstance(positions, Rotary):
+        return choice["head_width"] is None and positions.share == 1 and not isinstance(positions.scaling, Ntk)
+    if isinstance(projection, LinearAttention):
+        usual = choice["attention.scores"] == Softmax() and choice["attention.span"] == Global()
+        return usual and not isinstance(positions, Alibi | Relative)
+    return True
 
 
 def settings(choice: dict[str, Any]) -> dict[str, Any]:
@@ -117,8 +132,8 @@ def pairwise() -> list[dict[str, Any]]:
     missing = {pair for pair in missing if valid({n: CHOICES[n][i] for n, i in (plain | dict(pair)).items()})}
     while missing:
         wanted = min(missing)  # each candidate has this pair, so the list gets shorter whatever is drawn
-        candidates = []
-        for _ in range(60):
+        candidates: list[dict[str, int]] = []
+        while len(candidates) < 40:
             places = {name: draw.choice(numbers) for name, numbers in everything.items()} | dict(wanted)
             if valid({name: CHOICES[name][i] for name, i in places.items()}):
                 candidates.append(places)

@@ -138,7 +138,10 @@ def attention_flops(experiment: Experiment) -> float:
     forward it runs twice with any rematerialisation.
     """
     m = experiment.model
-    key_width, value_width = kind(m).widths(m)
+    widths = kind(m).widths(m)
+    if widths is None:
+        return 0.0
+    key_width, value_width = widths
     call = Call("tpu", m.context, m.context, key_width, m.dtype, ordered=True, packed=True, value_width=value_width)
     if choose(m.attention.kernel, call)[0] != "splash":
         return 0.0

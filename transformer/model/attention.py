@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from flax import linen as nn
 
 from transformer.errors import UserError
-from transformer.model import grouped, kernels, latent, scores, spans
+from transformer.model import differential, grouped, kernels, latent, linear, scores, spans
+from transformer.model.differential import Differential
 from transformer.model.grouped import Grouped, MultiHead, MultiQuery
 from transformer.model.latent import Latent
+from transformer.model.linear import Linear
 from transformer.model.positions import Learned, Sinusoidal
 from transformer.model.scores import Sigmoid, Softmax, options
 from transformer.model.spans import Chunked, Global, Pattern, Sliding
@@ -26,24 +28,27 @@ if TYPE_CHECKING:
 class Attention:
     """How a block's positions look at one another."""
 
-    projection: MultiHead | MultiQuery | Grouped | Latent = MultiHead()
+    projection: MultiHead | MultiQuery | Grouped | Latent | Differential | Linear = MultiHead()
     span: Global | Sliding | Chunked | Pattern = Global()
     scores: Softmax | Sigmoid = Softmax()
     qk_norm: Literal["none", "head", "width"] = "none"  # over what queries and keys are normed before their product
     gate: bool = False  # what a head mixed is multiplied by a sigmoid of the block's input: arXiv:2505.06708
+    value_residual: Literal["none", "fixed", "learned"] = "none"  # the first block's values in later ones: see `place`
     kernel: kernels.Name = "auto"  # plain writes out the n x n table; the others give the same in linear memory
 
 
 class Kind(NamedTuple):
     """What the rest of the program asks of a kind of attention.
 
-    ``module(config)(x, mask, rotation, view) -> (x, cache)``; ``check(config)`` raises UserError;
+    ``module(config)(x, mask, rotation, view, place) -> (x, cache)``; ``check(config)`` raises UserError;
     ``allocate(config, rows, places)`` is one block's empty cache;
     ``cache_numbers(config)`` is how many numbers one token costs in one block's cache;
     ``matrices(config)`` counts the weights of one block's products, ``rest(config)`` its other weights, and
     ``products(config, keys)`` the multiply-adds of a token that looks at ``keys`` keys, beyond those of its weights;
-    ``widths(config)`` are the widths of a head's keys and values as kernels see them;
-    ``rotated(config)`` is how much of a head rotary positions may turn.
+    ``widths(config)`` are the widths of a head's keys and values as kernels see them, None where there is no kernel;
+    ``rotated(config)`` is how much of a head rotary positions may turn; ``tables`` is how many score tables a head has.
+    ``recurrent(config)`` is the size of the state that it keeps of a text of any length, in place of keys: such a kind
+    has no limit of its own to the length of a text, needs whole rows on each device, and cannot take a token back.
     """
 
     module: type[nn.Module]
@@ -53,8 +58,10 @@ class Kind(NamedTuple):
     matrices: Callable[[Model], int]
     rest: Callable[[Model], int]
     products: Callable[[Model, float], float]
-    widths: Callable[[Model], tuple[int, int]]
+    widths: Callable[[Model], tuple[int, int] | None]
     rotated: Callable[[Model], int]
+    tables: int = 1
+    recurrent: Callable[[Model], int] | None = None
 
 
 def reach(config: Model, i: int) -> int:
@@ -67,6 +74,8 @@ def endless(config: Model) -> bool:
     known by their distance."""
     blocks = [config.block(i) for i in range(spans.period(config.attention.span))]
     far = isinstance(config.positions, Learned | Sinusoidal)
+    if kind(config).recurrent is not None:
+        return not far
     return not far and all(spans.reach(b.attention.span) is not None for b in blocks)
 
 
@@ -75,13 +84,15 @@ def kernels_for_training(config: Model) -> dict[str, str]:
     chosen = {}
     for i in range(spans.period(config.attention.span)):
         block = config.block(i)
-        key_width, value_width = kind(block).widths(block)
+        widths = kind(block).widths(block)
+        if widths is None:
+            return {}
         call = kernels.Call(
             platform=platform(),
             queries=config.context,
             keys=config.context,
-            head_width=key_width,
-            value_width=value_width,
+            head_width=widths[0],
+            value_width=widths[1],
             dtype=config.dtype,
             ordered=devices() == 1,
             packed=True,
@@ -96,6 +107,8 @@ def kernels_for_training(config: Model) -> dict[str, str]:
 def check(config: Model) -> None:
     """UserError for attention that cannot be built."""
     kind(config).check(config)
+    if config.attention.value_residual != "none" and config.depth * config.loops == 1:
+        raise UserError("config.model.attention.value_residual: has no effect in a single block; leave it out")
     spans.check(config)
     scores.check(config)
     kernel = config.attention.kernel
@@ -129,6 +142,28 @@ KINDS: dict[type, Kind] = {
         products=lambda c, keys: keys * c.heads * (2 * c.head_size + latent.rotary(c)),  # keys and values written out
         widths=lambda c: (c.head_size + latent.rotary(c), c.head_size),
         rotated=latent.rotary,
+    ),
+    Differential: _GROUPED._replace(
+        module=differential.DifferentialAttention,
+        check=differential.check,
+        rest=differential.rest,
+        products=lambda c, keys: 3 * keys * c.heads * c.head_size,  # two maps of half the width, two mixes
+        widths=lambda c: (c.head_size // 2, c.head_size),
+        rotated=lambda c: c.head_size // 2,
+        tables=2,
+    ),
+    Linear: Kind(
+        module=linear.LinearAttention,
+        check=linear.check,
+        allocate=linear.allocate,
+        cache_numbers=lambda c: 0,
+        matrices=linear.matrices,
+        rest=linear.rest,
+        products=linear.products,
+        widths=lambda c: None,
+        rotated=lambda c: c.head_size,
+        tables=0,
+        recurrent=lambda c: c.heads * c.head_size**2,
     ),
 }
 

@@ -16,6 +16,7 @@ from transformer.errors import UserError
 from transformer.model import cache, kernels, spans
 from transformer.model.heads import back, learned_scoring, placed, project, scoring_weights
 from transformer.model.masks import Mask
+from transformer.model.place import FIRST, Place, residual_weights, values
 from transformer.parallel.rules import spec
 from transformer.settings import settings
 
@@ -63,12 +64,17 @@ class GroupedAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: jax.Array, mask: Mask, rotation: Any = None, view: cache.View | None = None
+        self,
+        x_BTD: jax.Array,
+        mask: Mask,
+        rotation: Any = None,
+        view: cache.View | None = None,
+        place: Place = FIRST,
     ) -> tuple[jax.Array, Any]:
         c = self.config
         N, H, K = c.heads, c.head_size, kv_heads(c)
         q_BTNH = project(c, x_BTD, "query", N)
-        k_BTKH, v_BTKH = project(c, x_BTD, "key", K, "kv_heads"), project(c, x_BTD, "value", K, "kv_heads")
+        k_BTKH, v_BTKH = project(c, x_BTD, "key", K, "kv_heads"), values(self, c, x_BTD, K, place)
         q_BTNH, k_BTKH = placed(c, q_BTNH, k_BTKH, rotation)
 
         new_cache, k_BSKH, v_BSKH = None, k_BTKH, v_BTKH
@@ -113,4 +119,4 @@ def matrices(c: Model) -> int:
 def rest(c: Model) -> int:
     H = c.head_size
     normed = {"none": 0, "head": 2 * H, "width": (c.heads + kv_heads(c)) * H}[c.attention.qk_norm]
-    return normed + scoring_weights(c) + (heads(c) * H + c.width if c.bias else 0)
+    return normed + scoring_weights(c) + residual_weights(c) + (heads(c) * H + c.width if c.bias else 0)

@@ -20,11 +20,15 @@ if TYPE_CHECKING:
     from transformer.model.config import Model
 
 
+def head_layer(c: Model, name: str | None, heads: int, axis: str) -> Einsum:
+    """From the stream to ``heads`` heads."""
+    out = ("batch", "time", axis, "head_width")
+    return Einsum((c.width, heads, c.head_size), ("width", axis, "head_width"), out, c.init_std, c.bias, name=name)
+
+
 def project(c: Model, x_BTD: jax.Array, name: str, heads: int, axis: str = "heads") -> jax.Array:
     """The stream as ``heads`` heads, [B, T, N, H]."""
-    out = ("batch", "time", axis, "head_width")
-    layer = Einsum((c.width, heads, c.head_size), ("width", axis, "head_width"), out, c.init_std, c.bias, name=name)
-    return layer("BTD,DNH->BTNH", x_BTD)
+    return head_layer(c, name, heads, axis)("BTD,DNH->BTNH", x_BTD)
 
 
 def back(c: Model, mixed_BTNH: jax.Array, x_BTD: jax.Array) -> jax.Array:

@@ -29,6 +29,7 @@ from transformer.model.heads import back, learned_scoring, scoring_weights
 from transformer.model.layers import Einsum, product, weight
 from transformer.model.masks import Mask
 from transformer.model.norms import LayerNorm, Norm
+from transformer.model.place import FIRST, Place
 from transformer.model.positions import Rotary, rotate
 from transformer.model.scores import Scoring
 from transformer.model.spans import Pattern
@@ -54,7 +55,12 @@ class LatentAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: jax.Array, mask: Mask, rotation: Any = None, view: cache.View | None = None
+        self,
+        x_BTD: jax.Array,
+        mask: Mask,
+        rotation: Any = None,
+        view: cache.View | None = None,
+        place: Place = FIRST,
     ) -> tuple[jax.Array, Any]:
         c, own = self.config, settings_of(self.config)
         N, H, C, R = c.heads, c.head_size, own.kv_rank, rotary(c)
@@ -147,6 +153,8 @@ def check(c: Model) -> None:
             f"{where}.qk_norm: latent attention writes out no keys to norm when it generates; set none, "
             f"attention.projection.norm norms what they are made of"
         )
+    if c.attention.value_residual != "none":
+        raise UserError(f"{where}.value_residual: latent attention keeps no values to mix with others; set none")
     span = c.attention.span
     if isinstance(span, Pattern) and not span.rotate_global and isinstance(c.positions, Rotary):
         raise UserError(
