@@ -78,6 +78,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "stack": ("unroll", "scan"),
     "depth": (2, 3),
 }
+NEW = (Latent, Differential, LinearAttention)  # what does not share its keys and values out as the first three do
 RICH = (Attention(projection=Grouped(kv_heads=2)), Rotary(base=50.0))
 ATTENTION = (
     *(
@@ -130,6 +131,10 @@ def pairwise() -> list[dict[str, Any]]:
     draw, chosen = Random(0), []
     plain = {name: numbers[0] for name, numbers in everything.items()}
     missing = {pair for pair in missing if valid({n: CHOICES[n][i] for n, i in (plain | dict(pair)).items()})}
+    # How speeds are scaled is the same for all projections: each new one meets one kind of rotary positions.
+    own = [i for i, x in enumerate(CHOICES["attention.projection"]) if isinstance(x, NEW)]
+    scaled = [i for i, x in enumerate(CHOICES["positions"]) if isinstance(x, Rotary)][1:]
+    missing -= {(("attention.projection", i), ("positions", j)) for i in own for j in scaled}
     while missing:
         wanted = min(missing)  # each candidate has this pair, so the list gets shorter whatever is drawn
         candidates: list[dict[str, int]] = []
