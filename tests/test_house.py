@@ -179,6 +179,8 @@ OTHER: dict[str, Any] = {
     "model.head_width": 6,
     "model.mlp.width": 40,
     "model.attention.projection.kv_heads": 4,
+    "model.attention.projection.q_rank": 5,
+    "model.attention.projection.rope_width": 8,
     "train.accumulate": 4,
     "train.clip": None,
     "model.attention.kernel": "blockwise",  # so few keys are for the plain one by itself
@@ -193,8 +195,9 @@ OTHER: dict[str, Any] = {
 }
 
 
-# What else a tag needs to be possible.
+# What else a tag, or a setting, needs to be possible.
 NEEDS = {"pattern": {"model.depth": 2}}
+DEEPER = {"model.attention.value_residual": {"model.depth": 2}}
 
 
 def others(name: str, value: Any, hint: Any) -> list[Any]:
@@ -224,7 +227,7 @@ def alternatives(e: Experiment) -> dict[str, tuple[Experiment, dict[str, Any]]]:
                 if not HOST.fullmatch(name):
                     for i, other in enumerate(others(name, getattr(record, field), hint)):
                         label = f"{name} of {type(record).__name__}" + (f" ({i})" if i else "")
-                        found[label] = (base, {name: other})
+                        found[label] = (override(base, DEEPER.get(name, {})), {name: other})
                 continue
             for tag, cls in options.items():
                 here = base

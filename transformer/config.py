@@ -13,7 +13,9 @@ from transformer.data.prepare import Data
 from transformer.data.tokenizer import Bpe, Bytes, Unigram
 from transformer.errors import UserError, did_you_mean
 from transformer.model import config as model_config
+from transformer.model.attention import kind
 from transformer.model.config import Model
+from transformer.model.positions import Rotary
 from transformer.parallel import context, mesh, rules
 from transformer.parallel.mesh import Mesh
 from transformer.settings import check_types, digest, leaves, override, settings
@@ -104,6 +106,11 @@ def check(experiment: Experiment, given: Collection[str] = ()) -> None:
     of = f" / train.accumulate={e.train.accumulate}" if e.train.accumulate > 1 else ""
     rules.check_divides(f"config.train.batch={e.train.batch}{of}", (rows,), ("batch",), by_axis)
     context.check(e.model.context, e.mesh.context)
+    if e.mesh.context > 1 and kind(e.model).recurrent is not None:
+        raise UserError(
+            f"config.mesh.context: {e.mesh.context} devices would each hold a part of a row, and linear attention "
+            f"hands a state from position to position; set 1"
+        )
     if any(size > 1 for size in by_axis.values()):
         from transformer.model.layers import declared_leaves  # JAX is only needed from here on
         from transformer.training.state import declarations
@@ -128,6 +135,10 @@ INERT: dict[str, tuple[Callable[[Experiment], bool], str]] = {
     "data.validation": (
         lambda e: e.data.source != "shakespeare",
         "this corpus has a fixed list of held-out works",
+    ),
+    "model.attention.projection.rope_width": (
+        lambda e: isinstance(e.model.positions, Rotary),
+        "only rotary positions have a part of their own",
     ),
     "train.schedule.final": (lambda e: e.train.warmup < e.train.steps, "the warm-up takes all steps"),
     "train.schedule.decay": (lambda e: e.train.warmup < e.train.steps, "the warm-up takes all steps"),

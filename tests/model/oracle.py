@@ -6,6 +6,7 @@ the row it was packed into, so agreement also says that packing isolates documen
 
     blocks, norms       arXiv:1706.03762 (3.1), pre-norm as in arXiv:2002.04745; arXiv:1607.06450; arXiv:1910.07467
     attention           arXiv:1706.03762 (3.2), arXiv:1911.02150, arXiv:2305.13245
+                        arXiv:2405.04434, arXiv:2410.05258, arXiv:2312.06635, arXiv:2410.17897
     positions           arXiv:1706.03762 (3.5), arXiv:2104.09864 as products of complex numbers
     spans, scores       arXiv:2004.05150, arXiv:1904.10509; arXiv:2408.00118, arXiv:2409.04431, arXiv:2302.05442
     distances           arXiv:2108.12409, arXiv:1910.10683
@@ -40,17 +41,18 @@ def document_logits(model: Any, params: Any, ids: np.ndarray) -> np.ndarray:
             stream[t] += _waves(t, model.width, model.positions.base) * model.init_std
     if model.norms == "peri":
         stream = [_norm(model, p["embedding_norm"], x) for x in stream]
+    memo: dict[str, Any] = {}  # what blocks leave for those after them
     for layer in list(range(model.depth)) * model.loops:
-        stream = _block(model, _layer(p["blocks"], layer), layer, stream)
+        stream = _block(model, _layer(p["blocks"], layer), layer, stream, memo)
     table = p["embedding"] if model.tie_embeddings else p["unembedding"]
     logits = np.array([table @ (_norm(model, p["final_norm"], x) if model.final_norm else x) for x in stream])
     cap = model.logits_soft_cap
     return logits if cap is None else cap * np.tanh(logits / cap)
 
 
-def _block(model: Any, w: Any, layer: int, stream: list[np.ndarray]) -> list[np.ndarray]:
+def _block(model: Any, w: Any, layer: int, stream: list[np.ndarray], memo: dict[str, Any]) -> list[np.ndarray]:
     def attention(xs: list[np.ndarray]) -> list[np.ndarray]:
-        return _attention(model, w["attention"], xs, layer)
+        return _attention(model, w["attention"], xs, layer, memo)
 
     def mlp(xs: list[np.ndarray]) -> list[np.ndarray]:
         return [_mlp(model, w["mlp"], x) for x in xs]
@@ -87,60 +89,171 @@ def _sees(span: Any, layer: int, t: int, s: int) -> bool:
     return s <= t
 
 
-def _attention(model: Any, w: Any, xs: list[np.ndarray], layer: int) -> list[np.ndarray]:
+def _attention(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str, Any]) -> list[np.ndarray]:
     a = model.attention
-    heads, size = w["query"]["w"].shape[1:]
+    mix = KINDS.get(type(a.projection).__name__, _grouped)
+    results = []
+    for x, heads in zip(xs, mix(model, w, xs, layer, memo), strict=True):
+        total = np.zeros(model.width)
+        for head, mixed in enumerate(heads):
+            if a.gate:
+                mixed = mixed / (1 + np.exp(-_product(w["gate"], x, head)))
+            total += mixed @ w["out"]["w"][head]
+        results.append(total + w["out"].get("b", 0.0))
+    return results
+
+
+def _turns(model: Any, layer: int) -> bool:
+    span = model.attention.span
+    everything = type(span).__name__ == "Pattern" and span.blocks[layer % len(span.blocks)] == "global"
+    return type(model.positions).__name__ == "Rotary" and not (everything and not span.rotate_global)
+
+
+def _placed(model: Any, w: Any, name: str, heads: list[np.ndarray], t: int, turns: bool) -> list[np.ndarray]:
+    """Queries or keys of one position, normed and turned."""
+    rows = np.array(heads)
+    if model.attention.qk_norm == "head":
+        rows = np.array([_rms(model, row) * w[name]["scale"] for row in rows])
+    elif model.attention.qk_norm == "width":
+        rows = _rms(model, rows.reshape(-1)).reshape(rows.shape) * w[name]["scale"]
+    return [_turned(model, row, t) if turns else row for row in rows]
+
+
+def _shares(model: Any, w: Any, layer: int, t: int, head: int, query: np.ndarray, keys: list[Any]) -> dict[int, float]:
+    """By key position, its share in what a query mixes; ``keys`` are those of one head at all positions."""
+    a, scores = model.attention, {}
+    for s, key in enumerate(keys):
+        if not _sees(a.span, layer, t, s):
+            continue
+        score = float(query @ key) / math.sqrt(len(query))
+        if a.scores.soft_cap is not None:
+            score = a.scores.soft_cap * math.tanh(score / a.scores.soft_cap)
+        if type(model.positions).__name__ == "Alibi":
+            score -= _slopes(model.heads)[head] * (t - s)
+        if type(model.positions).__name__ == "Relative":
+            number = _bucket(t - s, model.positions.buckets, model.positions.farthest)
+            score += w["distances"].reshape(model.positions.buckets, model.heads)[number, head]
+        scores[s] = score
+    if type(a.scores).__name__ == "Sigmoid":
+        bias = -math.log(model.context) if a.scores.bias is None else a.scores.bias
+        return {s: 1 / (1 + math.exp(-score - bias)) for s, score in scores.items()}
+    sink = [w["sinks"].reshape(-1)[head]] if a.scores.sinks else []
+    whole = sum(math.exp(score) for score in [*scores.values(), *sink])
+    return {s: math.exp(score) / whole for s, score in scores.items()}
+
+
+def _values(model: Any, w: Any, xs: list[np.ndarray], memo: dict[str, Any]) -> list[np.ndarray]:
+    """Of each position and head, mixed with those of the first block (arXiv:2410.17897)."""
+    own = [np.array([_product(w["value"], x, head) for head in range(w["value"]["w"].shape[1])]) for x in xs]
+    if model.attention.value_residual == "none" or "values" not in memo:
+        memo["values"] = own
+        return own
+    first, second = w["value_shares"] / 2 if model.attention.value_residual == "learned" else (0.5, 0.5)
+    return [first * a + second * b for a, b in zip(memo["values"], own, strict=True)]
+
+
+def _grouped(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str, Any]) -> list[Any]:
+    a, turns = model.attention, _turns(model, layer)
+    heads = w["query"]["w"].shape[1]
     kv_heads = {"MultiHead": heads, "MultiQuery": 1}.get(type(a.projection).__name__)
     if kv_heads is None:
         kv_heads = a.projection.kv_heads
     assert w["key"]["w"].shape[1] == w["value"]["w"].shape[1] == kv_heads
-    everything = type(a.span).__name__ == "Pattern" and a.span.blocks[layer % len(a.span.blocks)] == "global"
-    turns = type(model.positions).__name__ == "Rotary" and not (everything and not a.span.rotate_global)
 
-    def projected(name: str, norm: str, count: int) -> list[np.ndarray]:
-        found = []
-        for t, x in enumerate(xs):
-            rows = np.array([_product(w[name], x, head) for head in range(count)])
-            if a.qk_norm == "head":
-                rows = np.array([_rms(model, row) * w[norm]["scale"] for row in rows])
-            elif a.qk_norm == "width":
-                rows = _rms(model, rows.reshape(-1)).reshape(rows.shape) * w[norm]["scale"]
-            found.append(np.array([_turned(model, row, t) if turns else row for row in rows]))
-        return found
+    def projected(name: str, count: int) -> list[Any]:
+        found = [[_product(w[name], x, head) for head in range(count)] for x in xs]
+        return [_placed(model, w, f"{name}_norm", rows, t, turns) for t, rows in enumerate(found)]
 
-    queries, keys = projected("query", "query_norm", heads), projected("key", "key_norm", kv_heads)
+    queries, keys, values = projected("query", heads), projected("key", kv_heads), _values(model, w, xs, memo)
     results = []
     for t in range(len(xs)):
-        total = np.zeros(model.width)
+        mixed = []
         for head in range(heads):
             shared = head * kv_heads // heads  # heads 0 to G-1 share the first key/value head, and so on
-            scores, values = [], []
-            for s in range(len(xs)):
-                if not _sees(a.span, layer, t, s):
-                    continue
-                score = float(queries[t][head] @ keys[s][shared]) / math.sqrt(size)
-                if a.scores.soft_cap is not None:
-                    score = a.scores.soft_cap * math.tanh(score / a.scores.soft_cap)
-                if type(model.positions).__name__ == "Alibi":
-                    score -= _slopes(heads)[head] * (t - s)
-                if type(model.positions).__name__ == "Relative":
-                    number = _bucket(t - s, model.positions.buckets, model.positions.farthest)
-                    score += w["distances"].reshape(model.positions.buckets, heads)[number, head]
-                scores.append(score)
-                values.append(_product(w["value"], xs[s], shared))
-            if type(a.scores).__name__ == "Sigmoid":
-                bias = -math.log(model.context) if a.scores.bias is None else a.scores.bias
-                shares = [1 / (1 + math.exp(-score - bias)) for score in scores]
-            else:
-                sink = [w["sinks"].reshape(-1)[head]] if a.scores.sinks else []
-                whole = sum(math.exp(score) for score in scores + sink)
-                shares = [math.exp(score) / whole for score in scores]
-            mixed = sum(share * value for share, value in zip(shares, values, strict=True))
-            if a.gate:
-                mixed = mixed / (1 + np.exp(-_product(w["gate"], xs[t], head)))
-            total += mixed @ w["out"]["w"][head]
-        results.append(total + w["out"].get("b", 0.0))
+            shares = _shares(model, w, layer, t, head, queries[t][head], [k[shared] for k in keys])
+            mixed.append(sum(share * values[s][shared] for s, share in shares.items()))
+        results.append(mixed)
     return results
+
+
+def _latent(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str, Any]) -> list[Any]:
+    """arXiv:2405.04434, equations 9 to 19, every key and value of every head written out."""
+    own, size = model.attention.projection, model.width // model.heads if model.head_width is None else model.head_width
+    rotary = type(model.positions).__name__ == "Rotary"
+
+    def shortened(name: str, x: np.ndarray, normed: bool) -> np.ndarray:
+        y = x @ w[f"{name}_down"]["w"] + w[f"{name}_down"].get("b", 0.0)
+        return _norm(model, w[f"{name}_norm"], y) if normed else y
+
+    latents = [shortened("key_value", x, own.norm) for x in xs]
+    sources = [x if own.q_rank is None else shortened("query", x, own.norm) for x in xs]
+    shared = [_turned(model, shortened("key_rotary", x, False), s) if rotary else [] for s, x in enumerate(xs)]
+    results = []
+    for t, source in enumerate(sources):
+        mixed = []
+        for head in range(model.heads):
+            query = _product(w["query"], source, head)
+            assert len(query) == size + (own.rope_width if rotary else 0)
+            if rotary:
+                query = np.concatenate([query[:size], _turned(model, query[size:], t)])
+            keys = [np.concatenate([c @ w["key"][:, head], r]) for c, r in zip(latents, shared, strict=True)]
+            shares = _shares(model, w, layer, t, head, query, keys)
+            mixed.append(sum(share * (latents[s] @ w["value"][:, head]) for s, share in shares.items()))
+        results.append(mixed)
+    return results
+
+
+def _differential(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str, Any]) -> list[Any]:
+    """arXiv:2410.05258, equations 1 to 3; blocks counted from 1 there, from 0 here."""
+    turns, half = _turns(model, layer), w["query"]["w"].shape[2] // 2
+
+    def halves(name: str) -> list[Any]:
+        """Of each position: both halves of the first head, both of the second, ..."""
+        found = []
+        for t, x in enumerate(xs):
+            rows = [_product(w[name], x, head) for head in range(model.heads)]
+            parts = [part for row in rows for part in (row[:half], row[half:])]
+            found.append(_placed(model, w, f"{name}_norm", parts, t, turns))
+        return found
+
+    queries, keys, values = halves("query"), halves("key"), _values(model, w, xs, memo)
+    start = 0.8 - 0.6 * math.exp(-0.3 * layer)
+    a1, b1, a2, b2 = w["lambda"]
+    factor = math.exp(a1 @ b1) - math.exp(a2 @ b2) + start
+    results = []
+    for t in range(len(xs)):
+        mixed = []
+        for head in range(model.heads):
+            total = np.zeros(2 * half)
+            for part, times in ((2 * head, 1.0), (2 * head + 1, -factor)):
+                shares = _shares(model, w, layer, t, head, queries[t][part], [k[part] for k in keys])
+                total = total + times * sum(share * values[s][head] for s, share in shares.items())
+            mixed.append((1 - start) * _rms(model, total) * w["norm"]["scale"])
+        results.append(mixed)
+    return results
+
+
+def _linear(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str, Any]) -> list[Any]:
+    """arXiv:2312.06635, equations 3 and 4, the decay one number: token by token, a state for each head."""
+    size, turns, values = w["query"]["w"].shape[2], _turns(model, layer), _values(model, w, xs, memo)
+    states = np.zeros((model.heads, size, size))
+    results = []
+    for t, x in enumerate(xs):
+        queries, keys = (
+            _placed(model, w, f"{name}_norm", [_product(w[name], x, head) for head in range(model.heads)], t, turns)
+            for name in ("query", "key")
+        )
+        mixed = []
+        for head in range(model.heads):
+            gate = _product(w["decay"], x, head)
+            decay = (1 / (1 + math.exp(-gate))) ** (1 / model.attention.projection.slowness)
+            states[head] = decay * states[head] + np.outer(keys[head], values[t][head])
+            mixed.append(_rms(model, queries[head] / math.sqrt(size) @ states[head]) * w["norm"]["scale"])
+        results.append(mixed)
+    return results
+
+
+KINDS = {"Latent": _latent, "Differential": _differential, "Linear": _linear}
 
 
 def _slopes(heads: int) -> list[float]:

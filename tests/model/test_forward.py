@@ -11,13 +11,18 @@ from tests.model import oracle
 from tests.model.variants import model_name, pairwise, random, settings
 from transformer.analysis.cost import count_parameters
 from transformer.model.attention import Attention
+from transformer.model.differential import Differential
 from transformer.model.grouped import Grouped
 from transformer.model.layers import declared_leaves
+from transformer.model.linear import Linear as LinearAttention
 from transformer.model.positions import Rotary
 from transformer.parallel.rules import RULES
 from transformer.training.state import declarations, init_params
 
 PAIRWISE = pairwise()
+# Where what heads mixed is normed, a mix of next to nothing, as of a first token whose query and key are orthogonal, is
+# blown up, and its rounding too.
+TOLERANCE: dict[type, float] = {Differential: 1e-4, LinearAttention: 3e-4}
 RANDOM = random(600, seed=1)  # of millions
 
 
@@ -31,7 +36,7 @@ def compare(variant: dict[str, Any], seed: int) -> None:
     )
     real = rows.segments_BT > 0
     assert np.isfinite(found).all()
-    assert small.far(found[real], wanted[real]) < 1e-5
+    assert small.far(found[real], wanted[real]) < TOLERANCE.get(type(e.model.attention.projection), 1e-5)
 
 
 @pytest.mark.parametrize("variant", PAIRWISE, ids=model_name)

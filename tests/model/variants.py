@@ -5,7 +5,10 @@ from random import Random
 from typing import Any
 
 from transformer.model.attention import Attention
+from transformer.model.differential import Differential
 from transformer.model.grouped import Grouped, MultiHead, MultiQuery
+from transformer.model.latent import Latent
+from transformer.model.linear import Linear as LinearAttention
 from transformer.model.mlp import Gelu, Swiglu
 from transformer.model.norms import LayerNorm, RmsNorm
 from transformer.model.positions import (
@@ -26,7 +29,14 @@ from transformer.settings import tag_of
 
 # Every choice of every setting that changes the mathematics, or the program that computes it.
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "attention.projection": (MultiHead(), MultiQuery(), Grouped(kv_heads=2)),
+    "attention.projection": (
+        MultiHead(),
+        MultiQuery(),
+        Grouped(kv_heads=2),
+        Latent(kv_rank=6, q_rank=7, rope_width=6),
+        Differential(),
+        LinearAttention(slowness=2.0),
+    ),
     "attention.span": (
         Global(),
         Sliding(window=3),
@@ -42,6 +52,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     ),
     "attention.qk_norm": ("none", "head", "width"),
     "attention.gate": (False, True),
+    "attention.value_residual": ("none", "fixed", "learned"),
     "positions": (
         Learned(),
         Sinusoidal(base=50.0),
@@ -67,16 +78,33 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "stack": ("unroll", "scan"),
     "depth": (2, 3),
 }
-ATTENTION = tuple(
-    (Attention(projection=projection), positions)
-    for projection in CHOICES["attention.projection"]
-    for positions in CHOICES["positions"][:3]
+NEW = (Latent, Differential, LinearAttention)  # what does not share its keys and values out as the first three do
+RICH = (Attention(projection=Grouped(kv_heads=2)), Rotary(base=50.0))
+ATTENTION = (
+    *(
+        (Attention(projection=projection), positions)
+        for projection in CHOICES["attention.projection"][:3]
+        for positions in CHOICES["positions"][:3]
+    ),
+    (Attention(projection=Latent(kv_rank=6, rope_width=4, norm=False)), Rotary(base=50.0)),
+    (Attention(projection=Differential(), value_residual="learned"), Rotary(base=50.0)),
+    (Attention(projection=LinearAttention(), value_residual="fixed"), Rotary(base=50.0)),
 )
 
 
 def valid(choice: dict[str, Any]) -> bool:
     """Whether the library builds it: what it refuses is tested where it is refused."""
-    return not (choice["parallel"] and choice["norms"] == "post")
+    if choice["parallel"] and choice["norms"] == "post":
+        return False
+    projection, positions = choice["attention.projection"], choice["positions"]
+    if isinstance(projection, Latent):
+        return choice["attention.qk_norm"] == choice["attention.value_residual"] == "none"
+    if isinstance(projection, Differential) and isinstance(positions, Rotary):
+        return choice["head_width"] is None and positions.share == 1 and not isinstance(positions.scaling, Ntk)
+    if isinstance(projection, LinearAttention):
+        usual = choice["attention.scores"] == Softmax() and choice["attention.span"] == Global()
+        return usual and not isinstance(positions, Alibi | Relative)
+    return True
 
 
 def settings(choice: dict[str, Any]) -> dict[str, Any]:
@@ -100,12 +128,17 @@ def pairwise() -> list[dict[str, Any]]:
     missing = {
         ((a, i), (b, j)) for a, b in itertools.combinations(CHOICES, 2) for i in everything[a] for j in everything[b]
     }
-    missing -= {(("norms", 1), ("parallel", 1))}
     draw, chosen = Random(0), []
+    plain = {name: numbers[0] for name, numbers in everything.items()}
+    missing = {pair for pair in missing if valid({n: CHOICES[n][i] for n, i in (plain | dict(pair)).items()})}
+    # How speeds are scaled is the same for all projections: each new one meets one kind of rotary positions.
+    own = [i for i, x in enumerate(CHOICES["attention.projection"]) if isinstance(x, NEW)]
+    scaled = [i for i, x in enumerate(CHOICES["positions"]) if isinstance(x, Rotary)][1:]
+    missing -= {(("attention.projection", i), ("positions", j)) for i in own for j in scaled}
     while missing:
         wanted = min(missing)  # each candidate has this pair, so the list gets shorter whatever is drawn
-        candidates = []
-        for _ in range(60):
+        candidates: list[dict[str, int]] = []
+        while len(candidates) < 40:
             places = {name: draw.choice(numbers) for name, numbers in everything.items()} | dict(wanted)
             if valid({name: CHOICES[name][i] for name, i in places.items()}):
                 candidates.append(places)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests import small
-from tests.model.variants import ATTENTION
+from tests.model.variants import RICH
 from transformer.model.attention import Attention
 from transformer.model.grouped import Grouped
 from transformer.model.mlp import Swiglu
@@ -35,9 +35,7 @@ STEPS = 10
 EXPERIMENTS = {
     # A clip far below the norm, so that it decides the update. Rotary, because without it a key's bias adds the
     # same to all scores of a query: its gradient is zero but for rounding, of which there is nothing to compare.
-    "adamw": small.experiment(
-        depth=1, attention=ATTENTION[-1][0], positions=ATTENTION[-1][1], bias=True, train={"clip": 1e-3}
-    ),
+    "adamw": small.experiment(depth=1, attention=RICH[0], positions=RICH[1], bias=True, train={"clip": 1e-3}),
     "muon": small.experiment(mlp=Swiglu(width=24), stack="scan", tie_embeddings=True, train={"optimizer": Muon()}),
     "blockwise, dropout, parts": small.experiment(
         depth=3,

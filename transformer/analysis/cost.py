@@ -98,9 +98,9 @@ def training_flops(experiment: Experiment) -> float:
 
 
 def score_tables(experiment: Experiment) -> dict[str, int]:
-    """Bytes of the float32 score tables that the plain kernel writes: N T^2 numbers for one row of text."""
+    """Bytes of the float32 score tables that the plain kernel writes: N T^2 numbers, or twice that, for one row."""
     m = experiment.model
-    row = m.heads * m.context**2 * FLOAT32
+    row = kind(m).tables * m.heads * m.context**2 * FLOAT32
     rows = experiment.train.batch // experiment.train.accumulate
     return {
         "one_block_one_row": row,
@@ -114,9 +114,12 @@ def score_tables(experiment: Experiment) -> dict[str, int]:
 def cache(experiment: Experiment) -> dict[str, int]:
     """Bytes that one generated token adds to the key/value cache, and those of a whole context.
 
-    A block with a window or chunks keeps no more than that many tokens.
+    A block with a window or chunks keeps no more than that many tokens, and a recurrent one a float32 state alone.
     """
     m = experiment.model
+    state = kind(m).recurrent
+    if state is not None:
+        return {"bytes_per_token": 0, "bytes_per_context": m.loops * m.depth * state(m) * FLOAT32}
     token = m.loops * kind(m).cache_numbers(m) * jnp.dtype(m.dtype).itemsize
     return {
         "bytes_per_token": m.depth * token,
@@ -138,7 +141,7 @@ def training_memory(experiment: Experiment) -> dict[str, int | str]:
     stream = 4 * m.width + qkv + hidden
     linear = all(KERNELS[kernel].linear for kernel in kernels_for_training(m))
     # Scores and weights of every key; or one sum for each query.
-    tables = FLOAT32 * m.heads * (1 if linear else 2 * m.context)
+    tables = FLOAT32 * kind(m).tables * m.heads * (1 if linear else 2 * m.context)
     block, depth = tokens * (stream * number + tables), m.depth * m.loops
     kept = {
         "none": depth * block,
@@ -168,9 +171,12 @@ def in_words(experiment: Experiment) -> list[str]:
         f"A block has {block:,} in its matrices, so one table costs as much as {table / block:.1f} blocks.",
         f"The {m.depth} blocks are {parameters['blocks'] / parameters['total']:.0%} of all "
         f"{parameters['total']:,} parameters.",
-        f"Every block writes a score table of {m.heads} heads x {m.context} x {m.context} for each row: "
-        f"{human(tables['one_block_one_row'])}, {human(tables['all_blocks_one_row'])} in all blocks. "
-        f"Twice the context makes it four times that.",
+        f"Every block writes a score table of {kind(m).tables * m.heads} heads x {m.context} x {m.context} for each "
+        f"row: {human(tables['one_block_one_row'])}, {human(tables['all_blocks_one_row'])} in all blocks. "
+        f"Twice the context makes it four times that."
+        if kind(m).tables
+        else f"No block writes a score table: all remember {human(cache(experiment)['bytes_per_context'])} of a "
+        f"text, however long.",
     ]
 
 

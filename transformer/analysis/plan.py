@@ -16,6 +16,7 @@ from transformer.analysis.chips import Topology
 from transformer.analysis.cost import forward_flops, training_flops
 from transformer.config import Experiment
 from transformer.errors import UserError
+from transformer.model.attention import kind
 from transformer.model.kernels import Call, choose
 from transformer.parallel import mesh, rules
 from transformer.settings import override
@@ -137,7 +138,11 @@ def attention_flops(experiment: Experiment) -> float:
     forward it runs twice with any rematerialisation.
     """
     m = experiment.model
-    call = Call("tpu", m.context, m.context, m.head_size, m.dtype, ordered=True, packed=True)
+    widths = kind(m).widths(m)
+    if widths is None:
+        return 0.0
+    key_width, value_width = widths
+    call = Call("tpu", m.context, m.context, key_width, m.dtype, ordered=True, packed=True, value_width=value_width)
     if choose(m.attention.kernel, call)[0] != "splash":
         return 0.0
     runs = (1 if m.remat == "none" else 2) + 2.5

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from flax import linen as nn
 
 from transformer.errors import UserError
-from transformer.model import cache, grouped, kernels, scores, spans
+from transformer.model import differential, grouped, kernels, latent, linear, scores, spans
+from transformer.model.differential import Differential
 from transformer.model.grouped import Grouped, MultiHead, MultiQuery
-from transformer.model.positions import Learned, Relative, Sinusoidal
+from transformer.model.latent import Latent
+from transformer.model.linear import Linear
+from transformer.model.positions import Learned, Sinusoidal
 from transformer.model.scores import Sigmoid, Softmax, options
 from transformer.model.spans import Chunked, Global, Pattern, Sliding
 from transformer.parallel.context import devices
@@ -25,22 +28,27 @@ if TYPE_CHECKING:
 class Attention:
     """How a block's positions look at one another."""
 
-    projection: MultiHead | MultiQuery | Grouped = MultiHead()
+    projection: MultiHead | MultiQuery | Grouped | Latent | Differential | Linear = MultiHead()
     span: Global | Sliding | Chunked | Pattern = Global()
     scores: Softmax | Sigmoid = Softmax()
     qk_norm: Literal["none", "head", "width"] = "none"  # over what queries and keys are normed before their product
     gate: bool = False  # what a head mixed is multiplied by a sigmoid of the block's input: arXiv:2505.06708
+    value_residual: Literal["none", "fixed", "learned"] = "none"  # the first block's values in later ones: see `place`
     kernel: kernels.Name = "auto"  # plain writes out the n x n table; the others give the same in linear memory
 
 
 class Kind(NamedTuple):
     """What the rest of the program asks of a kind of attention.
 
-    ``module(config)(x, mask, rotation, view) -> (x, cache)``; ``check(config)`` raises UserError;
+    ``module(config)(x, mask, rotation, view, place) -> (x, cache)``; ``check(config)`` raises UserError;
     ``allocate(config, rows, places)`` is one block's empty cache;
     ``cache_numbers(config)`` is how many numbers one token costs in one block's cache;
     ``matrices(config)`` counts the weights of one block's products, ``rest(config)`` its other weights, and
-    ``products(config, keys)`` the multiply-adds of a token that looks at ``keys`` keys, beyond those of its weights.
+    ``products(config, keys)`` the multiply-adds of a token that looks at ``keys`` keys, beyond those of its weights;
+    ``widths(config)`` are the widths of a head's keys and values as kernels see them, None where there is no kernel;
+    ``rotated(config)`` is how much of a head rotary positions may turn; ``tables`` is how many score tables a head has.
+    ``recurrent(config)`` is the size of the state that it keeps of a text of any length, in place of keys: such a kind
+    has no limit of its own to the length of a text, needs whole rows on each device, and cannot take a token back.
     """
 
     module: type[nn.Module]
@@ -50,6 +58,10 @@ class Kind(NamedTuple):
     matrices: Callable[[Model], int]
     rest: Callable[[Model], int]
     products: Callable[[Model, float], float]
+    widths: Callable[[Model], tuple[int, int] | None]
+    rotated: Callable[[Model], int]
+    tables: int = 1
+    recurrent: Callable[[Model], int] | None = None
 
 
 def reach(config: Model, i: int) -> int:
@@ -62,6 +74,8 @@ def endless(config: Model) -> bool:
     known by their distance."""
     blocks = [config.block(i) for i in range(spans.period(config.attention.span))]
     far = isinstance(config.positions, Learned | Sinusoidal)
+    if kind(config).recurrent is not None:
+        return not far
     return not far and all(spans.reach(b.attention.span) is not None for b in blocks)
 
 
@@ -70,11 +84,15 @@ def kernels_for_training(config: Model) -> dict[str, str]:
     chosen = {}
     for i in range(spans.period(config.attention.span)):
         block = config.block(i)
+        widths = kind(block).widths(block)
+        if widths is None:
+            return {}
         call = kernels.Call(
             platform=platform(),
             queries=config.context,
             keys=config.context,
-            head_width=config.head_size,
+            head_width=widths[0],
+            value_width=widths[1],
             dtype=config.dtype,
             ordered=devices() == 1,
             packed=True,
@@ -86,17 +104,11 @@ def kernels_for_training(config: Model) -> dict[str, str]:
     return chosen
 
 
-def _kv(config: Model) -> int:
-    return config.attention.projection.kv_count(config.heads)
-
-
-def _check(config: Model) -> None:
-    kv = _kv(config)
-    if kv < 1 or config.heads % kv:
-        raise UserError(
-            f"config.model.attention.projection.kv_heads: {config.heads} query heads do not divide over {kv} "
-            f"key/value heads{_divisors(config.heads)}"
-        )
+def check(config: Model) -> None:
+    """UserError for attention that cannot be built."""
+    kind(config).check(config)
+    if config.attention.value_residual != "none" and config.depth * config.loops == 1:
+        raise UserError("config.model.attention.value_residual: has no effect in a single block; leave it out")
     spans.check(config)
     scores.check(config)
     kernel = config.attention.kernel
@@ -104,42 +116,56 @@ def _check(config: Model) -> None:
         raise UserError(f"config.model.attention.kernel: {kernel} knows no {option}; auto can")
 
 
-def _divisors(number: int) -> str:
-    return " (possible: " + ", ".join(str(d) for d in range(1, number + 1) if number % d == 0) + ")"
-
-
-def _allocate(config: Model, rows: int, places: int) -> Any:
-    places = min(places, spans.reach(config.attention.span) or places)
-    return cache.allocate(rows, places, _kv(config), config.head_size, config.dtype)
-
-
-def _heads(config: Model) -> int:
-    return config.heads + 2 * _kv(config) + (config.heads if config.attention.gate else 0)  # query, key, value, gate
-
-
-def _matrices(config: Model) -> int:
-    return (_heads(config) + config.heads) * config.head_size * config.width
-
-
-def _rest(config: Model) -> int:
-    attention, H = config.attention, config.head_size
-    normed = {"none": 0, "head": 2 * H, "width": (config.heads + _kv(config)) * H}[attention.qk_norm]
-    sinks = config.heads if isinstance(attention.scores, Softmax) and attention.scores.sinks else 0
-    distances = config.positions.buckets * config.heads if isinstance(config.positions, Relative) else 0
-    return normed + sinks + distances + (_heads(config) * H + config.width if config.bias else 0)
-
-
 _GROUPED = Kind(
     module=grouped.GroupedAttention,
-    check=_check,
-    allocate=_allocate,
-    cache_numbers=lambda c: 2 * _kv(c) * c.head_size,
-    matrices=_matrices,
-    rest=_rest,
+    check=grouped.check,
+    allocate=grouped.allocate,
+    cache_numbers=lambda c: 2 * grouped.kv_heads(c) * c.head_size,
+    matrices=grouped.matrices,
+    rest=grouped.rest,
     products=lambda c, keys: 2 * keys * c.heads * c.head_size,  # scores, then the mix of values
+    widths=lambda c: (c.head_size, c.head_size),
+    rotated=lambda c: c.head_size,
 )
 
-KINDS: dict[type, Kind] = {MultiHead: _GROUPED, MultiQuery: _GROUPED, Grouped: _GROUPED}
+KINDS: dict[type, Kind] = {
+    MultiHead: _GROUPED,
+    MultiQuery: _GROUPED,
+    Grouped: _GROUPED,
+    Latent: Kind(
+        module=latent.LatentAttention,
+        check=latent.check,
+        allocate=latent.allocate,
+        cache_numbers=lambda c: latent.rank(c) + latent.rotary(c),
+        matrices=latent.matrices,
+        rest=latent.rest,
+        products=lambda c, keys: keys * c.heads * (2 * c.head_size + latent.rotary(c)),  # keys and values written out
+        widths=lambda c: (c.head_size + latent.rotary(c), c.head_size),
+        rotated=latent.rotary,
+    ),
+    Differential: _GROUPED._replace(
+        module=differential.DifferentialAttention,
+        check=differential.check,
+        rest=differential.rest,
+        products=lambda c, keys: 3 * keys * c.heads * c.head_size,  # two maps of half the width, two mixes
+        widths=lambda c: (c.head_size // 2, c.head_size),
+        rotated=lambda c: c.head_size // 2,
+        tables=2,
+    ),
+    Linear: Kind(
+        module=linear.LinearAttention,
+        check=linear.check,
+        allocate=linear.allocate,
+        cache_numbers=lambda c: 0,
+        matrices=linear.matrices,
+        rest=linear.rest,
+        products=linear.products,
+        widths=lambda c: None,
+        rotated=lambda c: c.head_size,
+        tables=0,
+        recurrent=lambda c: c.heads * c.head_size**2,
+    ),
+}
 
 
 def kind(config: Model) -> Kind:

@@ -15,6 +15,7 @@ from transformer.model.cache import View
 from transformer.model.masks import Mask
 from transformer.model.mlp import Mlp
 from transformer.model.norms import Norm
+from transformer.model.place import FIRST, Place
 from transformer.parallel.context import arrange
 from transformer.parallel.rules import put
 
@@ -34,13 +35,18 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: jax.Array, mask: Mask, rotation: Any = None, view: View | None = None
+        self,
+        x_BTD: jax.Array,
+        mask: Mask,
+        rotation: Any = None,
+        view: View | None = None,
+        place: Place = FIRST,
     ) -> tuple[jax.Array, Any]:
         c = self.config
         attend, mlp = attention.kind(c).module(c, name="attention"), Mlp(c, name="mlp")
 
         with jax.named_scope("attention"):
-            added_BTD, new_cache = attend(self.before("attention", x_BTD), mask, rotation, view)
+            added_BTD, new_cache = attend(self.before("attention", x_BTD), mask, rotation, view, place)
             y_BTD = self.after("attention", x_BTD, added_BTD)
         with jax.named_scope("mlp"):
             added_BTD = mlp(self.before("mlp", x_BTD if c.parallel else y_BTD))

@@ -6,8 +6,8 @@ written out, each block of queries against all the keys before its end; long one
 where pairs of blocks that the mask hides are skipped.
 
 B rows, K key/value heads, M heads in all rows, G query heads per key/value head, T query positions, S key
-positions, t and s positions of one block, R rows of all G and t, H width of one head, Q blocks of queries.
-Scores and sums are float32.
+positions, t and s positions of one block, R rows of all G and t, H width of one head (that of values may be another),
+Q blocks of queries. Scores and sums are float32.
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ def _visit(sums: Sums | None, q_MGtH: jax.Array, k_MsH: jax.Array, v_MsH: jax.Ar
         top_MGt1 = jnp.maximum(top_MGt1, sums.top_MGt1)
     weights_MGts = jnp.exp(scores_MGts - top_MGt1)
     total_MGt1 = weights_MGts.sum(-1, keepdims=True)
-    mixed_MGtH = _dot(_matrix(weights_MGts).astype(v_MsH.dtype), v_MsH).reshape(q_MGtH.shape)
+    mixed_MGtH = _dot(_matrix(weights_MGts).astype(v_MsH.dtype), v_MsH).reshape(*q_MGtH.shape[:3], -1)
     if sums is not None:
         before_MGt1 = jnp.exp(sums.top_MGt1 - top_MGt1)
         total_MGt1 = total_MGt1 + sums.total_MGt1 * before_MGt1
@@ -160,8 +160,8 @@ def _short_forward(
 def _short_backward(
     saved: Saved, k_MSH: jax.Array, v_MSH: jax.Array, mask: Mask, how: Scoring
 ) -> tuple[jax.Array, ...]:
-    M, S, H = k_MSH.shape
-    dq, dk_MHS, dv_MHS = [], jnp.zeros((M, H, S), jnp.float32), jnp.zeros((M, H, S), jnp.float32)
+    dq = []
+    dk_MHS, dv_MHS = (jnp.zeros(x.transpose(0, 2, 1).shape, jnp.float32) for x in (k_MSH, v_MSH))
     for t, s, part in _ranges(saved.q_MGtH.shape[2], k_MSH.shape[1], mask):
         some = Saved(*(x[:, :, t] for x in saved))
         dq_MGtH, dk_MHs, dv_MHs = _revisit(some, k_MSH[:, s], v_MSH[:, s], part, how)
@@ -197,7 +197,8 @@ def _long_forward(
     def queries(block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         i, q_MGtH = block
         top_MGt1 = jnp.full((*q_MGtH.shape[:3], 1), -BIG, jnp.float32)
-        start = Sums(top_MGt1, jnp.zeros_like(top_MGt1), jnp.zeros(q_MGtH.shape, jnp.float32))
+        mixed_MGtH = jnp.zeros((*q_MGtH.shape[:3], v_MSH.shape[-1]), jnp.float32)
+        start = Sums(top_MGt1, jnp.zeros_like(top_MGt1), mixed_MGtH)
 
         def visit(j: jax.Array, sums: Sums) -> Sums:
             k_MsH, v_MsH = keys[0][j], keys[1][j]

@@ -13,9 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from transformer.model.masks import FAR, Mask
-from transformer.parallel.rules import spec
+from transformer.parallel.rules import Name, spec
 
-LAYOUT = ("batch", "kv_heads", None, "head_width")
+
+def layout(heads: int) -> tuple[Name, ...]:
+    """The logical axes of the keys or values of so many heads; a single one is on every device, for all query heads."""
+    return ("batch", "kv_heads" if heads > 1 else None, None, "head_width")
 
 
 class KeyValues(NamedTuple):
@@ -41,7 +44,7 @@ class View(NamedTuple):
 def allocate(rows: int, places: int, kv_heads: int, head_width: int, dtype: Any) -> KeyValues:
     """An empty cache of ``2 * rows * places * kv_heads * head_width`` numbers."""
     shape = (rows, kv_heads, places, head_width)
-    return KeyValues(*(jnp.zeros(shape, dtype, out_sharding=spec(*LAYOUT)) for _ in range(2)))
+    return KeyValues(*(jnp.zeros(shape, dtype, out_sharding=spec(*layout(kv_heads))) for _ in range(2)))
 
 
 def write(cache: KeyValues, places_BT: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array) -> KeyValues:
@@ -50,7 +53,7 @@ def write(cache: KeyValues, places_BT: jax.Array, k_BTKH: jax.Array, v_BTKH: jax
     where = (jnp.arange(B)[:, None, None], jnp.arange(K)[None, None], places_BT[:, :, None])
 
     def put(old_BKSH: jax.Array, new_BTKH: jax.Array) -> jax.Array:
-        return old_BKSH.at[where].set(new_BTKH, mode="drop", out_sharding=spec(*LAYOUT))
+        return old_BKSH.at[where].set(new_BTKH, mode="drop", out_sharding=spec(*layout(K)))
 
     return KeyValues(put(cache.k_BKSH, k_BTKH), put(cache.v_BKSH, v_BTKH))
 

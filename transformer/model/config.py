@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 from transformer.errors import UserError
-from transformer.model import positions, spans
+from transformer.model import attention, positions, spans
 from transformer.model.attention import Attention, kind
 from transformer.model.mlp import Gelu, Swiglu
 from transformer.model.norms import LayerNorm, RmsNorm
@@ -46,6 +46,11 @@ class Model:
         return self.head_width or self.width // self.heads
 
     @property
+    def rotated_width(self) -> int:
+        """How much of a head rotary positions may turn."""
+        return kind(self).rotated(self)
+
+    @property
     def residual_std(self) -> float:
         """Initial std of weights that write to the residual stream: GPT-2 report, section 2.3.
 
@@ -65,8 +70,8 @@ class Model:
             return self
         own = spans.of_block(span, i)
         bare = isinstance(own, Global) and not span.rotate_global
-        attention = dataclasses.replace(self.attention, span=own)
-        return dataclasses.replace(self, attention=attention, positions=None_() if bare else self.positions)
+        own_attention = dataclasses.replace(self.attention, span=own)
+        return dataclasses.replace(self, attention=own_attention, positions=None_() if bare else self.positions)
 
 
 def check(model: Model) -> None:
@@ -101,5 +106,5 @@ def check(model: Model) -> None:
             "config.model.attention.span.rotate_global: false needs positions that each block applies for itself: "
             "rotary or alibi"
         )
+    attention.check(model)
     positions.check(model)
-    kind(model).check(model)

@@ -30,6 +30,8 @@ def cudnn_objection(call: Call) -> str | None:
         return f"it computes in 16 bits, not {call.dtype}"
     if not call.ordered or call.queries != call.keys or call.window or call.chunk:
         return "it masks whole rows alone"
+    if call.value_width not in (None, call.head_width):
+        return "it needs values as wide as keys"
     if call.head_width % 8 or call.head_width > 128:
         return f"it needs a head width that is a multiple of 8 up to 128, not {call.head_width}"
     return None

@@ -10,14 +10,13 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
+from transformer.errors import UserError
 from transformer.model import cache, kernels, spans
-from transformer.model.layers import Einsum, weight
+from transformer.model.heads import back, learned_scoring, placed, project, scoring_weights
 from transformer.model.masks import Mask
-from transformer.model.positions import Relative, rotate
-from transformer.model.scores import Scoring, Softmax, scoring
+from transformer.model.place import FIRST, Place, residual_weights, values
 from transformer.parallel.rules import spec
 from transformer.settings import settings
 
@@ -51,6 +50,13 @@ class Grouped:
         return self.kv_heads
 
 
+def kv_heads(c: Model) -> int:
+    """K, for the kinds here."""
+    projection = c.attention.projection
+    assert isinstance(projection, MultiHead | MultiQuery | Grouped)
+    return projection.kv_count(c.heads)
+
+
 class GroupedAttention(nn.Module):
     """Project to queries, keys and values, mix the values by score, project back to the stream."""
 
@@ -58,24 +64,18 @@ class GroupedAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: jax.Array, mask: Mask, rotation: Any = None, view: cache.View | None = None
+        self,
+        x_BTD: jax.Array,
+        mask: Mask,
+        rotation: Any = None,
+        view: cache.View | None = None,
+        place: Place = FIRST,
     ) -> tuple[jax.Array, Any]:
         c = self.config
-        D, N, H = c.width, c.heads, c.head_size
-        K = c.attention.projection.kv_count(N)
-
-        def project(name: str, heads: int, axis: str) -> jax.Array:
-            out = ("batch", "time", axis, "head_width")
-            layer = Einsum((D, heads, H), ("width", axis, "head_width"), out, c.init_std, c.bias, name=name)
-            return layer("BTD,DNH->BTNH", x_BTD)
-
-        q_BTNH = project("query", N, "heads")
-        k_BTKH, v_BTKH = project("key", K, "kv_heads"), project("value", K, "kv_heads")
-        if c.attention.qk_norm != "none":
-            q_BTNH = HeadNorm(c, "heads", name="query_norm")(q_BTNH)
-            k_BTKH = HeadNorm(c, "kv_heads", name="key_norm")(k_BTKH)
-        if rotation is not None:
-            q_BTNH, k_BTKH = rotate(q_BTNH, rotation), rotate(k_BTKH, rotation)
+        N, H, K = c.heads, c.head_size, kv_heads(c)
+        q_BTNH = project(c, x_BTD, "query", N)
+        k_BTKH, v_BTKH = project(c, x_BTD, "key", K, "kv_heads"), values(self, c, x_BTD, K, place)
+        q_BTNH, k_BTKH = placed(c, q_BTNH, k_BTKH, rotation)
 
         new_cache, k_BSKH, v_BSKH = None, k_BTKH, v_BTKH
         mask = dataclasses.replace(mask, **spans.limits(c.attention.span))
@@ -85,45 +85,38 @@ class GroupedAttention(nn.Module):
         B, T = q_BTNH.shape[:2]
         grouped = spec("batch", "time", "kv_heads", None, "head_width")
         q_BTKGH = jax.lax.reshape(q_BTNH, (B, T, K, N // K, H), out_sharding=grouped)
-        mixed_BTKGH = kernels.attend(c.attention.kernel, q_BTKGH, k_BSKH, v_BSKH, mask, self.scoring(K))
+        mixed_BTKGH = kernels.attend(c.attention.kernel, q_BTKGH, k_BSKH, v_BSKH, mask, learned_scoring(self, c, K))
         flat = spec("batch", "time", "heads", "head_width")
         mixed_BTNH = jax.lax.reshape(mixed_BTKGH, (B, T, N, H), out_sharding=flat)
-        if c.attention.gate:
-            mixed_BTNH = mixed_BTNH * jax.nn.sigmoid(project("gate", N, "heads"))
-
-        stream = ("batch", "time", "stream")
-        axes = ("heads", "head_width", "width")
-        back = Einsum((N, H, D), axes, stream, c.residual_std, c.bias, role="residual", name="out")
-        return back("BTNH,NHD->BTD", mixed_BTNH), new_cache
-
-    def scoring(self, K: int) -> Scoring:
-        """What is done with scores, with the weights that it has."""
-        c = self.config
-        learned = {}
-        G = c.heads // K
-        if isinstance(c.attention.scores, Softmax) and c.attention.scores.sinks:
-            learned["sinks_KG"] = weight(self, "sinks", (K, G), ("kv_heads", "group"), role="bias", std=0.0)
-        if isinstance(c.positions, Relative):
-            shape, axes = (c.positions.buckets, K, G), ("position", "kv_heads", "group")
-            learned["table_XKG"] = weight(self, "distances", shape, axes, role="position", std=c.init_std)
-        return scoring(c, K, **learned)
+        return back(c, mixed_BTNH, x_BTD), new_cache
 
 
-class HeadNorm(nn.Module):
-    """Queries or keys scaled to a root mean square of one, over each head or over all of them together, in float32.
+def check(c: Model) -> None:
+    """UserError for heads that do not divide."""
+    N, K = c.heads, kv_heads(c)
+    if K < 1 or N % K:
+        possible = ", ".join(str(d) for d in range(1, N + 1) if N % d == 0)
+        raise UserError(
+            f"config.model.attention.projection.kv_heads: {N} query heads do not divide over {K} key/value heads "
+            f"(possible: {possible})"
+        )
 
-    Over the head: arXiv:2302.05442; over the width: OLMo 2, arXiv:2501.00656, section 3.2.
-    """
 
-    config: Model
-    axis: str
+def allocate(c: Model, rows: int, places: int) -> cache.KeyValues:
+    places = min(places, spans.reach(c.attention.span) or places)
+    return cache.allocate(rows, places, kv_heads(c), c.head_size, c.dtype)
 
-    @nn.compact
-    def __call__(self, x_BTNH: jax.Array) -> jax.Array:
-        c = self.config
-        head = c.attention.qk_norm == "head"
-        x32 = x_BTNH.astype(jnp.float32)
-        y = x32 * jax.lax.rsqrt(jnp.square(x32).mean(-1 if head else (-2, -1), keepdims=True) + c.norm.epsilon)
-        shape, axes = ((c.head_size,), ("head_width",)) if head else (x_BTNH.shape[2:], (self.axis, "head_width"))
-        scale = weight(self, "scale", shape, axes, role="scale", std=0.0)
-        return (y * scale.reshape((1,) * (4 - scale.ndim) + scale.shape)).astype(x_BTNH.dtype)
+
+def heads(c: Model) -> int:
+    """How many heads the stream is projected to: of queries, keys and values, and the gate."""
+    return c.heads + 2 * kv_heads(c) + (c.heads if c.attention.gate else 0)
+
+
+def matrices(c: Model) -> int:
+    return (heads(c) + c.heads) * c.head_size * c.width
+
+
+def rest(c: Model) -> int:
+    H = c.head_size
+    normed = {"none": 0, "head": 2 * H, "width": (c.heads + kv_heads(c)) * H}[c.attention.qk_norm]
+    return normed + scoring_weights(c) + residual_weights(c) + (heads(c) * H + c.width if c.bias else 0)

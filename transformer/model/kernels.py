@@ -54,13 +54,19 @@ def one_query(
     q_BKGH = q_BTKGH[:, 0] * q_BTKGH.shape[-1] ** -0.5
     k_BKSH, v_BKSH = k_BSKH.transpose(0, 2, 1, 3), v_BSKH.transpose(0, 2, 1, 3)
     layout = spec("batch", "kv_heads", None, None)
-    visible_BS = mask.visible_BTS()[:, 0]
     scores_BKSG = jnp.einsum("BKSH,BKGH->BKSG", k_BKSH, q_BKGH, preferred_element_type=jnp.float32, out_sharding=layout)
-    scores_BKG1S = adjusted(scores_BKSG.transpose(0, 1, 3, 2)[:, :, :, None], how, mask.distance_BTS())
-    scores_BKG1S = scores_BKG1S + jnp.where(visible_BS, 0.0, -BIG)[:, None, None, None]
-    weights_BKGS = weights(scores_BKG1S, how)[:, :, :, 0].astype(v_BSKH.dtype)
+    weights_BKGS = weights_of_one(scores_BKSG.transpose(0, 1, 3, 2), mask, how).astype(v_BSKH.dtype)
     mixed_BKGH = jnp.einsum("BKGS,BKSH->BKGH", weights_BKGS, v_BKSH, out_sharding=layout)
-    return jnp.where(visible_BS.any(-1)[:, None, None, None], mixed_BKGH, 0)[:, None]
+    return mixed_BKGH[:, None]
+
+
+def weights_of_one(scores_BKGS: jax.Array, mask: Mask, how: Scoring) -> jax.Array:
+    """The weights of a single query's scores, float32 [B, K, G, S]; zeros where it sees no key."""
+    visible_BS = mask.visible_BTS()[:, 0]
+    scores_BKG1S = adjusted(scores_BKGS[:, :, :, None], how, mask.distance_BTS())
+    scores_BKG1S = scores_BKG1S + jnp.where(visible_BS, 0.0, -BIG)[:, None, None, None]
+    weights_BKGS = weights(scores_BKG1S, how)[:, :, :, 0]
+    return jnp.where(visible_BS.any(-1)[:, None, None, None], weights_BKGS, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +83,7 @@ class Call:
     window: int | None = None
     chunk: int | None = None
     options: tuple[str, ...] = ()  # of scoring
+    value_width: int | None = None  # where it is not that of queries and keys
 
 
 class Kernel(NamedTuple):
@@ -145,6 +152,7 @@ def attend(
         window=mask.window,
         chunk=mask.chunk,
         options=how.options,
+        value_width=v_BSKH.shape[-1],
     )
     chosen, _ = choose(name, call)
     run = one_query if call.queries == 1 else KERNELS[chosen].run

@@ -47,10 +47,10 @@ def weight(
     std: float,
     inputs: int = 0,
 ) -> jax.Array:
-    """Declare a weight of ``module`` and return it, float32: normal with ``std``, ones (scale) or zeros (bias)."""
+    """Declare a weight of ``module`` and return it, float32: normal with ``std``, ones (scale), zeros (bias, std 0)."""
     if role == "scale":
         init = nn.initializers.ones
-    elif role == "bias":
+    elif role == "bias" and not std:
         init = nn.initializers.zeros
     else:
         init = nn.initializers.normal(std)

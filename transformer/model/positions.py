@@ -188,7 +188,7 @@ class RotaryPositions(nn.Module):
     def __call__(self, positions_BT: jax.Array) -> Signal:
         rotary = self.config.positions
         assert isinstance(rotary, Rotary)
-        speed = jnp.asarray(scaled_speeds(rotary, rotary.features(self.config.head_size)))
+        speed = jnp.asarray(scaled_speeds(rotary, rotary.features(self.config.rotated_width)))
         angle = positions_BT.astype(jnp.float32)[..., None] * speed[None, None, :]
         size = 1.0
         if isinstance(rotary.scaling, Yarn) and rotary.scaling.sharpen:
@@ -220,11 +220,11 @@ def check(model: Model) -> None:
     """UserError for positions that cannot be built."""
     positions, where = model.positions, "config.model.positions"
     if isinstance(positions, Rotary):
-        features = positions.features(model.head_size)
+        features = positions.features(model.rotated_width)
         if not 0 < positions.share <= 1 or features % 2 or not features:
             raise UserError(
-                f"{where}.share: rotary needs an even part of the head width of {model.head_size}, found {features} "
-                f"of it; set positions.share, or an even head width"
+                f"{where}.share: rotary needs an even part of the {model.rotated_width} numbers of a head that turn, "
+                f"found {features} of them; set positions.share, or an even width"
             )
         for name in ("factor", "original_context", "fast", "slow", "low", "high"):
             if getattr(positions.scaling, name, 1) <= 0:

@@ -19,6 +19,7 @@ from transformer.model.config import Model
 from transformer.model.layers import by_declaration, product, weight
 from transformer.model.masks import Mask
 from transformer.model.norms import Norm
+from transformer.model.place import Place, first_values
 from transformer.model.positions import POSITIONS, Rotary, lookup
 from transformer.model.scores import capped
 from transformer.model.spans import has_chunks, period
@@ -93,13 +94,14 @@ class Transformer(nn.Module):
             self.put_variable("params", "blocks", stacked(jnp.arange(c.depth)))
             self.put_variable("declarations", "blocks", by_declaration(lambda w: w.stack(c.depth), one["declarations"]))
         params_L: Any = self.get_variable("params", "blocks")
+        first_BTKH = first_values(c, block_weights(params_L, 0), x_BTD)
         drop = self.make_rng("dropout") if self.train and (c.dropout or c.layer_drop) else None
 
         def apply(x_BTD: jax.Array, one: Any, params: Any, i: Any, j: int) -> Any:
             view = None if one is None else View(one, index_BT)
             own = rotation if isinstance(c.block(j).positions, Rotary) else None
             rngs = {} if drop is None else {"dropout": jax.random.fold_in(drop, i)}
-            y_BTD, new = pattern[j].apply({"params": params}, x_BTD, mask, own, view, rngs=rngs)
+            y_BTD, new = pattern[j].apply({"params": params}, x_BTD, mask, own, view, Place(i, first_BTKH), rngs=rngs)
             if drop is not None and c.layer_drop:
                 kept = jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(drop, i), 1), 1 - c.layer_drop)
                 y_BTD = jnp.where(kept, y_BTD, x_BTD)
@@ -119,11 +121,11 @@ class Transformer(nn.Module):
         n = c.depth // p  # whole periods; the blocks after them are written out
 
         def scanned(carry: Any, unit: Any) -> Any:
-            (x_BTD, cache), (params, i) = carry, unit
+            (x_BTD, cache), (params, i, first) = carry, unit
             new = []
             for j in range(p):
                 here = jax.tree.map(lambda old: old[i], cache and cache[j])
-                x_BTD, there = apply(x_BTD, here, block_weights(params, j), first + i * p + j, j)
+                x_BTD, there = apply(x_BTD, here, block_weights(params, j), first + j, j)
                 new.append(there)
             put = jax.lax.dynamic_update_index_in_dim
             return (x_BTD, jax.tree.map(lambda old, one: put(old, one, i, 0), cache, cache and tuple(new))), None
@@ -133,7 +135,9 @@ class Transformer(nn.Module):
         for loop in range(c.loops):
             first = loop * c.depth
             old, rest = cache[loop] if cache else (None, (None,) * (c.depth - n * p))
-            (x_BTD, new), _ = jax.lax.scan(scanned, (x_BTD, old), (units, jnp.arange(n)))
+            # Its place on the way comes with the weights: JAX keeps what it traced of ``scanned`` for all loops.
+            places_n = first + p * jnp.arange(n)
+            (x_BTD, new), _ = jax.lax.scan(scanned, (x_BTD, old), (units, jnp.arange(n), places_n))
             last = []
             for i in range(n * p, c.depth):
                 x_BTD, one = apply(x_BTD, rest[i - n * p], block_weights(params_L, i), first + i, i % p)

@@ -24,6 +24,8 @@ RULES: dict[str, tuple[str, ...]] = {
     "kv_heads": ("tensor",),  # key/value heads, and the query groups that share them
     "group": (),  # query heads that share a key/value head
     "head_width": (),
+    "latent": (),  # what keys, values or queries were shortened to, in activations
+    "rank": ("fsdp",),  # the same in the weights that widen it
     "mlp": ("tensor",),
     "position": (),
     "block": (),  # stacked blocks
