@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from transformer.errors import UserError
 
 RULES: dict[str, tuple[str, ...]] = {
-    "batch": ("slice", "data", "fsdp"),  # rows of a batch
+    "batch": ("slice", "data", "fsdp", "expert"),  # rows of a batch
     "time": ("context",),  # positions of a row, in the order of parallel.context
     "stream": (),  # the residual stream's width in activations
     "width": ("fsdp",),  # the residual stream's width in weights
@@ -25,6 +25,8 @@ RULES: dict[str, tuple[str, ...]] = {
     "group": (),  # query heads that share a key/value head
     "head_width": (),
     "mlp": ("tensor",),
+    "expert": ("expert",),  # experts of a mixture
+    "candidate": (),  # experts as a router scores them, all for each token
     "position": (),
     "block": (),  # stacked blocks
 }
