@@ -117,7 +117,14 @@ def route(moe: Moe, logits_BTE: jax.Array) -> tuple[jax.Array, jax.Array, jax.Ar
     """Every expert's score [B, T, E], float32; of those with the highest the weights, float32, and the numbers, both
     [B, T, C]; and these numbers as one true value among E."""
     scores_BTE = jax.nn.softmax(logits_BTE) if moe.scores == "softmax" else jax.nn.sigmoid(logits_BTE)
-    _, chosen_BTC = jax.lax.top_k(jax.lax.stop_gradient(scores_BTE), moe.top_k)
+
+    def best(scores_BTE: jax.Array) -> jax.Array:
+        return jax.lax.top_k(scores_BTE, moe.top_k)[1]
+
+    choices: Any = spec("batch", "time", None)
+    if choices is not None:  # left to itself XLA gathers the scores of all devices for it
+        best = jax.shard_map(best, in_specs=choices, out_specs=choices)
+    chosen_BTC = best(jax.lax.stop_gradient(scores_BTE))
     hits_BTCE = chosen_BTC[..., None] == jnp.arange(moe.experts)[None, None, None]
     weights_BTC = jnp.where(hits_BTCE, scores_BTE[:, :, None], 0.0).sum(-1)
     if moe.normalise:
