@@ -53,7 +53,11 @@ EXPERIMENTS = {
         train={"batch": 16, "accumulate": 2, "optimizer": Muon()},
     ),
     "mixture": small.experiment(
-        depth=1, mlp=Moe(experts=4, top_k=2, shared=1, width=8, balance=0.1), bias=True, train={"optimizer": Muon()}
+        depth=1,
+        mlp=Moe(experts=4, top_k=2, shared=1, width=8, balance=0.1),
+        bias=True,
+        positions=ATTENTION[-1][1],
+        train={"optimizer": Muon()},
     ),
     "accumulated, bfloat16": small.experiment(depth=1, dtype="bfloat16", train={"batch": 16, "accumulate": 2}),
 }
