@@ -53,8 +53,7 @@ def weights(e: Experiment, seed: int = 0, size: float = 1.0) -> Any:
         elif w.role == "bias":
             draw = 0.3 * draw
         elif w.inputs:
-            first = int(w.stacked)
-            draw = size * draw / math.sqrt(math.prod(w.shape[first : first + w.inputs]))
+            draw = size * draw / math.sqrt(math.prod(w.shape[w.copies : w.copies + w.inputs]))
         else:
             draw = size * draw
         return draw.astype(np.float32)

@@ -15,6 +15,7 @@ from transformer.errors import UserError, did_you_mean
 from transformer.model import config as model_config
 from transformer.model.attention import kind
 from transformer.model.config import Model
+from transformer.model.moe import Moe
 from transformer.model.positions import Rotary
 from transformer.parallel import context, mesh, rules
 from transformer.parallel.mesh import Mesh
@@ -111,6 +112,8 @@ def check(experiment: Experiment, given: Collection[str] = ()) -> None:
             f"config.mesh.context: {e.mesh.context} devices would each hold a part of a row, and linear attention "
             f"hands a state from position to position; set 1"
         )
+    if e.mesh.expert > 1 and not isinstance(e.model.mlp, Moe):
+        raise UserError(f"config.mesh.expert: {e.mesh.expert}, and the model has no experts to cut; use mesh.data")
     if any(size > 1 for size in by_axis.values()):
         from transformer.model.layers import declared_leaves  # JAX is only needed from here on
         from transformer.training.state import declarations
@@ -128,6 +131,11 @@ def check(experiment: Experiment, given: Collection[str] = ()) -> None:
             raise UserError(f"config.{name}: {found[name]!r} has no effect here: {reason}; leave it out")
 
 
+def _spread(mlp: Any) -> bool:
+    """Whether a router has a choice."""
+    return not isinstance(mlp, Moe) or mlp.top_k < mlp.experts
+
+
 # Settings that do nothing in some configurations: when they are alive, and why they are not otherwise.
 # (Most such settings cannot even be written: a window exists only on a kind that has one.)
 INERT: dict[str, tuple[Callable[[Experiment], bool], str]] = {
@@ -139,6 +147,11 @@ INERT: dict[str, tuple[Callable[[Experiment], bool], str]] = {
     "model.attention.projection.rope_width": (
         lambda e: isinstance(e.model.positions, Rotary),
         "only rotary positions have a part of their own",
+    ),
+    "model.mlp.balance": (lambda e: _spread(e.model.mlp), "every token goes through every expert"),
+    "model.mlp.normalise": (
+        lambda e: _spread(e.model.mlp) or (isinstance(e.model.mlp, Moe) and e.model.mlp.scores == "sigmoid"),
+        "every token goes through every expert, and the softmax of all their scores sums to 1",
     ),
     "train.schedule.final": (lambda e: e.train.warmup < e.train.steps, "the warm-up takes all steps"),
     "train.schedule.decay": (lambda e: e.train.warmup < e.train.steps, "the warm-up takes all steps"),

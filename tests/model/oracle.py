@@ -11,6 +11,7 @@ the row it was packed into, so agreement also says that packing isolates documen
     spans, scores       arXiv:2004.05150, arXiv:1904.10509; arXiv:2408.00118, arXiv:2409.04431, arXiv:2302.05442
     distances           arXiv:2108.12409, arXiv:1910.10683
     MLP                 arXiv:1606.08415 (tanh form), arXiv:2002.05202
+    mixtures            arXiv:2101.03961 (eq. 1, 2, 4), arXiv:2401.06066 (eq. 3), arXiv:2202.08906 (eq. 5)
 """
 
 import math
@@ -335,13 +336,65 @@ def _waves(place: int, width: int, base: float) -> np.ndarray:
 
 
 def _mlp(model: Any, w: Any, x: np.ndarray) -> np.ndarray:
-    up = x @ w["up"]["w"] + w["up"].get("b", 0.0)
+    if type(model.mlp).__name__ == "Moe":
+        return _mixture(model.mlp, w, x)
     if type(model.mlp).__name__ == "Swiglu":
-        gate = x @ w["gate"]["w"] + w["gate"].get("b", 0.0)
-        hidden = gate / (1 + np.exp(-gate)) * up
-    else:
-        hidden = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+        return _gated(w, x)
+    up = x @ w["up"]["w"] + w["up"].get("b", 0.0)
+    hidden = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
     return hidden @ w["down"]["w"] + w["down"].get("b", 0.0)
+
+
+def _mixture(moe: Any, w: Any, x: np.ndarray) -> np.ndarray:
+    total = np.zeros_like(x)
+    for expert, share in chosen(moe, _logits(w, x)).items():
+        one = {name: {"w": w[name][expert], "b": w.get(f"{name}_b", np.zeros(moe.experts))[expert]} for name in _THREE}
+        total += share * _gated(one, x)
+    return total + _gated(w["shared"], x) if moe.shared else total
+
+
+_THREE = ("gate", "up", "down")
+
+
+def _logits(w: Any, x: np.ndarray) -> list[float]:
+    return list(x @ w["router"]["w"] + w["router"].get("b", 0.0))
+
+
+def _gated(w: Any, x: np.ndarray) -> np.ndarray:
+    gate, up = (x @ w[name]["w"] + w[name].get("b", 0.0) for name in ("gate", "up"))
+    return (gate / (1 + np.exp(-gate)) * up) @ w["down"]["w"] + w["down"].get("b", 0.0)
+
+
+def scores(moe: Any, logits: list[float]) -> list[float]:
+    if moe.scores == "sigmoid":
+        return [1 / (1 + math.exp(-z)) for z in logits]
+    return [math.exp(z) / sum(math.exp(other) for other in logits) for z in logits]
+
+
+def chosen(moe: Any, logits: list[float]) -> dict[int, float]:
+    """The experts that a token goes through, by number, with their weights."""
+    found = scores(moe, logits)
+    best = sorted(range(len(found)), key=lambda e: -found[e])[: moe.top_k]
+    whole = sum(found[e] for e in best) if moe.normalise else 1.0
+    return {e: found[e] / whole for e in best}
+
+
+def balance(moe: Any, rows: list[list[list[float]]]) -> tuple[float, float, list[int]]:
+    """From the router's logits of each counted token of each row: the load-balancing loss of a row times its tokens,
+    summed; the squared log normalisers, summed; and how often each expert was chosen."""
+    uneven, squares, counts = 0.0, 0.0, [0] * moe.experts
+    for row in rows:
+        fractions, shares = [0.0] * moe.experts, [0.0] * moe.experts
+        for logits in row:
+            found = scores(moe, logits)
+            for e in chosen(moe, logits):
+                fractions[e] += 1 / (moe.top_k * len(row))
+                counts[e] += 1
+            for e in range(moe.experts):
+                shares[e] += found[e] / sum(found) / len(row)
+            squares += math.log(sum(math.exp(z) for z in logits)) ** 2
+        uneven += len(row) * moe.experts * sum(f * p for f, p in zip(fractions, shares, strict=True))
+    return uneven, squares, counts
 
 
 def _norm(model: Any, w: Any, x: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from transformer.model.grouped import Grouped, MultiHead, MultiQuery
 from transformer.model.latent import Latent
 from transformer.model.linear import Linear as LinearAttention
 from transformer.model.mlp import Gelu, Swiglu
+from transformer.model.moe import Moe
 from transformer.model.norms import LayerNorm, RmsNorm
 from transformer.model.positions import (
     Alibi,
@@ -71,7 +72,13 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "logits_soft_cap": (None, 2.0),
     "norm": (LayerNorm(epsilon=1e-3), RmsNorm(epsilon=1e-3)),
     "final_norm": (True, False),
-    "mlp": (Gelu(width=24), Swiglu()),
+    "mlp": (
+        Gelu(width=24),
+        Swiglu(),
+        Moe(experts=4, width=8),
+        Moe(experts=5, top_k=3, shared=2, width=4, scores="sigmoid"),
+        Moe(experts=3, top_k=1, width=8, normalise=False),
+    ),
     "tie_embeddings": (False, True),
     "bias": (False, True),
     "head_width": (None, 6),

@@ -9,6 +9,8 @@ import pytest
 
 from tests import small
 from transformer.analysis import hlo
+from transformer.config import Experiment
+from transformer.model.moe import Moe
 from transformer.parallel.mesh import Mesh, sizes
 from transformer.training.step import train_step
 
@@ -17,10 +19,13 @@ TABLE = 64 * 32 * 4  # bytes of the embedding
 FEW = 2048  # bytes: of scalars, of norms
 
 
+MIXTURE = dataclasses.replace(E, model=dataclasses.replace(E.model, mlp=Moe(experts=8, top_k=2, width=16)))
+
+
 @functools.cache
-def compiled(mesh: Mesh) -> tuple[list[hlo.Collective], int]:
+def compiled(mesh: Mesh, of: Experiment = E) -> tuple[list[hlo.Collective], int]:
     """The collectives of a step, and the bytes of all weights."""
-    e = dataclasses.replace(E, mesh=mesh)
+    e = dataclasses.replace(of, mesh=mesh)
     with small.on(mesh):
         state, rows = small.place(e, small.state(e)), small.place_batch(small.batch(e))
         text = jax.jit(train_step, static_argnums=0).lower(e, state, rows).compile().as_text()
@@ -72,3 +77,15 @@ def test_between_slices_only_gradients_go() -> None:
     crossing = [c for c in found if c.across]
     assert {c.kind for c in crossing} == {"all-reduce"}
     assert bytes_of(crossing, "all-reduce") < weights / 4 + 2 * FEW
+
+
+def test_cut_experts_exchange_tokens_and_leave_their_weights_where_they_are() -> None:
+    """Per block the tokens go to the experts and the sums back, and the same backward; gradients of experts cross no
+    device, those of all other weights are added up once."""
+    found, weights = compiled(Mesh(expert=8), MIXTURE)
+    experts = 2 * 8 * 3 * 32 * 16 * 4
+    tokens = E.train.batch * E.model.context * 32 * 4
+    choices = E.train.batch * E.model.context * 2 * 4  # their numbers, and their weights
+    assert {c.size for c in found if c.kind == "all-gather"} == {tokens, choices}
+    assert {c.size for c in found if c.kind == "reduce-scatter"} == {tokens, choices}
+    assert weights - experts <= bytes_of(found, "all-reduce") < weights - experts + 2 * FEW

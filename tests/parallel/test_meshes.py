@@ -17,6 +17,7 @@ from tests.model.variants import RICH
 from transformer.model.attention import Attention
 from transformer.model.grouped import Grouped
 from transformer.model.mlp import Swiglu
+from transformer.model.moe import Moe
 from transformer.model.positions import Sinusoidal
 from transformer.parallel.mesh import Mesh
 from transformer.training.optimizer import Muon
@@ -30,6 +31,9 @@ MESHES = {
     "context 4": Mesh(context=4),
     "slices": Mesh(slice=2, fsdp=2, context=2),
     "context, tensor": Mesh(data=2, context=2, tensor=2),
+    "expert 4": Mesh(expert=4),
+    "expert, fsdp, tensor": Mesh(expert=2, fsdp=2, tensor=2),
+    "expert, slices, context": Mesh(expert=2, slice=2, context=2),
 }
 STEPS = 10
 EXPERIMENTS = {
@@ -45,6 +49,13 @@ EXPERIMENTS = {
         stack="scan",
         remat="full",
         train={"batch": 16, "accumulate": 2, "optimizer": Muon()},
+    ),
+    "mixture": small.experiment(
+        depth=1,
+        mlp=Moe(experts=4, top_k=2, shared=1, width=8, balance=0.1),
+        bias=True,
+        positions=RICH[1],
+        train={"optimizer": Muon()},
     ),
     "accumulated, bfloat16": small.experiment(depth=1, dtype="bfloat16", train={"batch": 16, "accumulate": 2}),
 }
@@ -105,6 +116,10 @@ def course(name: str, mesh: Mesh, steps: int = STEPS) -> Course:
         ("muon", "slices"),
         ("blockwise, dropout, parts", "context, tensor"),
         ("blockwise, dropout, parts", "slices"),
+        ("mixture", "expert, fsdp, tensor"),
+        pytest.param("mixture", "expert, slices, context", marks=pytest.mark.exhaustive),
+        pytest.param("mixture", "expert 4", marks=pytest.mark.exhaustive),
+        pytest.param("mixture", "2 x 2 x 2", marks=pytest.mark.exhaustive),
         pytest.param("adamw", "fsdp 8", marks=pytest.mark.exhaustive),
         pytest.param("muon", "fsdp 8", marks=pytest.mark.exhaustive),
     ],

@@ -33,7 +33,9 @@ def curve(dtype: str, optimizer: Adamw | Muon) -> np.ndarray:
     return np.array(losses)
 
 
-@pytest.mark.parametrize("optimizer", [pytest.param(Adamw(), marks=pytest.mark.exhaustive), Muon()], ids=["adamw", "muon"])
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(Adamw(), marks=pytest.mark.exhaustive), Muon()], ids=["adamw", "muon"]
+)
 def test_bfloat16_converges_as_float32_does(optimizer: Adamw | Muon) -> None:
     exact, half = curve("float32", optimizer), curve("bfloat16", optimizer)
     assert exact[-20:].mean() < 0.75 * exact[:5].mean(), "something was learned"

@@ -230,6 +230,8 @@ def products(jaxpr: Any, devices: int = 1) -> float:
             for dimension in summed:
                 length *= e.invars[0].aval.shape[dimension]
             total += 2.0 * e.outvars[0].aval.size * length * devices
+        elif name.startswith("ragged_dot"):  # rows by inputs times outputs, or rows by inputs times rows by outputs
+            total += 2.0 * e.invars[0].aval.size * e.outvars[0].aval.shape[-1] * devices
         elif name != "pallas_call":
             inside = devices * e.params["mesh"].size if name == "shard_map" else devices
             found = [products(j, inside) for value in e.params.values() for j in _jaxprs(value)]

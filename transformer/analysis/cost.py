@@ -12,7 +12,6 @@ from transformer.config import Experiment
 from transformer.model.attention import kernels_for_training, kind, reach
 from transformer.model.config import Model
 from transformer.model.kernels import KERNELS
-from transformer.model.mlp import Swiglu
 from transformer.model.norms import LayerNorm
 from transformer.model.positions import Learned
 from transformer.tables import human
@@ -21,7 +20,8 @@ from transformer.training.optimizer import Muon
 
 FLOAT32 = 4
 FLOPS_FORMULA = (
-    "forward: 2 per weight of every product (a lookup is none) plus attention's products over whole score tables; "
+    "forward: 2 per weight of every product (a lookup is none, and of a mixture's experts those count that a token "
+    "goes through) plus attention's products over whole score tables; "
     "training: 3 times forward; nothing extra for rematerialisation (arXiv:2204.02311, appendix B)"
 )
 
@@ -46,7 +46,7 @@ def cost(experiment: Experiment) -> dict[str, Any]:
 
 
 def count_parameters(experiment: Experiment) -> dict[str, int]:
-    """By part; ``block`` is one block, ``total`` everything."""
+    """By part; ``block`` is one block, ``total`` everything, ``active`` what one token meets of that."""
     m, V = experiment.model, experiment.vocab_size
     table = V * m.width
     parts = {
@@ -58,16 +58,18 @@ def count_parameters(experiment: Experiment) -> dict[str, int]:
         "unembedding": 0 if m.tie_embeddings else table,
     }
     blocks = m.depth * parts["block"]
-    return {**parts, "blocks": blocks, "total": sum(parts.values()) - parts["block"] + blocks}
+    total = sum(parts.values()) - parts["block"] + blocks
+    return {**parts, "blocks": blocks, "total": total, "active": total - m.depth * m.mlp.idle(m.width, m.bias)}
 
 
 def block_matrices(m: Model) -> int:
     """Weights of one block's products, without biases and norms: 12 D^2 for the tutorial's block."""
-    return kind(m).matrices(m) + mlp_matrices(m)
+    return kind(m).matrices(m) + m.mlp.matrices(m.width)
 
 
-def mlp_matrices(m: Model) -> int:
-    return (3 if isinstance(m.mlp, Swiglu) else 2) * m.width * m.mlp.hidden(m.width)
+def block_active(m: Model) -> int:
+    """Those of ``block_matrices`` that one token meets: of a mixture's experts only some."""
+    return block_matrices(m) - m.mlp.idle(m.width)
 
 
 def norm_weights(m: Model) -> int:
@@ -76,8 +78,7 @@ def norm_weights(m: Model) -> int:
 
 def block_rest(m: Model) -> int:
     """Weights of one block that are no product's: biases, norms, and what scores have of their own."""
-    widened = 2 if isinstance(m.mlp, Swiglu) else 1
-    biases = widened * m.mlp.hidden(m.width) + m.width if m.bias else 0
+    biases = m.mlp.biases(m.width) if m.bias else 0
     norms = 4 if m.norms in ("sandwich", "peri") else 2
     return kind(m).rest(m) + biases + norms * norm_weights(m)
 
@@ -86,7 +87,7 @@ def forward_flops(experiment: Experiment) -> dict[str, float]:
     """Per token at full context, two for each multiply-add, by part."""
     m = experiment.model
     return {
-        "blocks": 2 * m.loops * m.depth * block_matrices(m),
+        "blocks": 2 * m.loops * m.depth * block_active(m),
         "attention_tables": 2 * m.loops * sum(kind(m).products(m, reach(m, i)) for i in range(m.depth)),
         "unembedding": 2 * experiment.vocab_size * m.width,
     }
@@ -136,9 +137,8 @@ def training_memory(experiment: Experiment) -> dict[str, int | str]:
     moments = 2 * total - matrices if isinstance(train.optimizer, Muon) else 2 * total
     tokens = train.batch // train.accumulate * m.context
     number = jnp.dtype(m.dtype).itemsize
-    hidden = m.mlp.hidden(m.width) * (3 if isinstance(m.mlp, Swiglu) else 2)
     qkv = 2 * m.heads * m.head_size + kind(m).cache_numbers(m)
-    stream = 4 * m.width + qkv + hidden
+    stream = 4 * m.width + qkv + m.mlp.kept(m.width)
     linear = all(KERNELS[kernel].linear for kernel in kernels_for_training(m))
     # Scores and weights of every key; or one sum for each query.
     tables = FLOAT32 * kind(m).tables * m.heads * (1 if linear else 2 * m.context)
@@ -162,13 +162,14 @@ def training_memory(experiment: Experiment) -> dict[str, int | str]:
 
 def in_words(experiment: Experiment) -> list[str]:
     m, V = experiment.model, experiment.vocab_size
-    table, block = V * m.width, block_matrices(m)
+    table, block, active = V * m.width, block_matrices(m), block_active(m)
     tables = score_tables(experiment)
+    met = f", of which a token meets {active:,}" if active < block else ""
     parameters = count_parameters(experiment)
     both = "the unembedding is the same table" if m.tie_embeddings else "and the unembedding as many again"
     return [
         f"One embedding table of {V:,} entries of width {m.width} has {table:,} weights, {both}. "
-        f"A block has {block:,} in its matrices, so one table costs as much as {table / block:.1f} blocks.",
+        f"A block has {block:,} in its matrices{met}, so one table costs as much as {table / block:.1f} blocks.",
         f"The {m.depth} blocks are {parameters['blocks'] / parameters['total']:.0%} of all "
         f"{parameters['total']:,} parameters.",
         f"Every block writes a score table of {kind(m).tables * m.heads} heads x {m.context} x {m.context} for each "
@@ -194,6 +195,7 @@ def text(experiment: Experiment) -> str:
         ("final norm", p["final_norm"], 0),
         ("unembedding" + (" (tied)" if m.tie_embeddings else ""), p["unembedding"], f["unembedding"]),
         ("in all", p["total"], f["forward"]),
+        *([("that one token meets", p["active"], 0)] if p["active"] < p["total"] else []),
     ]
     lines += [f"{name:<28}{count:>16,}{flops:>22,.0f}" for name, count, flops in rows]
     memory, tables = bill["training_memory"], bill["score_tables"]

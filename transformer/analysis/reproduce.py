@@ -69,7 +69,7 @@ def reproduce(run: runs.Run, step: int, cache: Path, say: Log) -> dict[str, Any]
         for b, nats in enumerate(np.asarray(nats_B))
     ]
     _, found = advance(program, state, place(batch), given)
-    metrics = {name: float(value) for name, value in found._asdict().items()}
+    metrics = {name: float(value) for name, value in found._asdict().items() if value is not None}
     recorded = next((r for r in read(run.directory / "metrics.jsonl") if r["step"] == step and "loss" in r), None)
     names = ("loss", "grad_norm", "learning_rate")
     same = None if recorded is None else all(finite(metrics[n]) == recorded[n] for n in names)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 class Attention:
     """How a block's positions look at one another."""
 
-    projection: MultiHead | MultiQuery | Grouped | Latent | Differential | Linear = MultiHead()
+    projection: Any = MultiHead()  # one of the settings that have a row in KINDS, which gives this its type
     span: Global | Sliding | Chunked | Pattern = Global()
     scores: Softmax | Sigmoid = Softmax()
     qk_norm: Literal["none", "head", "width"] = "none"  # over what queries and keys are normed before their product
@@ -166,6 +168,16 @@ KINDS: dict[type, Kind] = {
         recurrent=lambda c: c.heads * c.head_size**2,
     ),
 }
+
+
+def register(kind: type, row: Kind) -> None:
+    """Add a kind to the table: its settings, whose name is its tag, and its row. Also from outside of the library."""
+    KINDS[kind] = row
+    Attention.__annotations__["projection"] = functools.reduce(operator.or_, KINDS)
+
+
+for _settings, _row in list(KINDS.items()):
+    register(_settings, _row)
 
 
 def kind(config: Model) -> Kind:

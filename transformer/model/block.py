@@ -13,7 +13,8 @@ from flax import linen as nn
 from transformer.model import attention
 from transformer.model.cache import View
 from transformer.model.masks import Mask
-from transformer.model.mlp import Mlp
+from transformer.model.mlp import Gelu, Mlp, Swiglu
+from transformer.model.moe import Mixture, Moe
 from transformer.model.norms import Norm
 from transformer.model.place import FIRST, Place
 from transformer.parallel.context import arrange
@@ -21,6 +22,8 @@ from transformer.parallel.rules import put
 
 if TYPE_CHECKING:
     from transformer.model.config import Model
+
+MLPS: dict[type, type[nn.Module]] = {Gelu: Mlp, Swiglu: Mlp, Moe: Mixture}
 
 
 class Block(nn.Module):
@@ -41,15 +44,16 @@ class Block(nn.Module):
         rotation: Any = None,
         view: View | None = None,
         place: Place = FIRST,
+        counted_BT: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
         c = self.config
-        attend, mlp = attention.kind(c).module(c, name="attention"), Mlp(c, name="mlp")
+        attend, mlp = attention.kind(c).module(c, name="attention"), MLPS[type(c.mlp)](c, name="mlp")
 
         with jax.named_scope("attention"):
             added_BTD, new_cache = attend(self.before("attention", x_BTD), mask, rotation, view, place)
             y_BTD = self.after("attention", x_BTD, added_BTD)
         with jax.named_scope("mlp"):
-            added_BTD = mlp(self.before("mlp", x_BTD if c.parallel else y_BTD))
+            added_BTD = mlp(self.before("mlp", x_BTD if c.parallel else y_BTD), counted_BT)
             y_BTD = self.after("mlp", y_BTD, added_BTD)
         return y_BTD, new_cache
 

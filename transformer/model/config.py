@@ -4,9 +4,10 @@ import dataclasses
 from typing import Literal
 
 from transformer.errors import UserError
-from transformer.model import attention, positions, spans
+from transformer.model import attention, moe, positions, spans
 from transformer.model.attention import Attention, kind
 from transformer.model.mlp import Gelu, Swiglu
+from transformer.model.moe import Moe
 from transformer.model.norms import LayerNorm, RmsNorm
 from transformer.model.positions import Alibi, Learned, None_, Relative, Rotary, Sinusoidal
 from transformer.model.spans import Global, Pattern
@@ -30,7 +31,7 @@ class Model:
     loops: int = 1  # how often the stack is gone through, with the same weights: arXiv:1807.03819
     layer_drop: float = 0.0  # the share of blocks that a training step leaves out: arXiv:1909.11556
     final_norm: bool = True  # between the last block and the unembedding; pre-norm models have it
-    mlp: Gelu | Swiglu = Gelu()
+    mlp: Gelu | Swiglu | Moe = Gelu()
     bias: bool = False  # biases in every product, and the shift of LayerNorm
     tie_embeddings: bool = False  # the unembedding is the embedding table, transposed
     dropout: float = 0.0  # on the embedding and on what each branch adds to the stream
@@ -107,4 +108,6 @@ def check(model: Model) -> None:
             "rotary or alibi"
         )
     attention.check(model)
+    if isinstance(model.mlp, Moe):
+        moe.check(model.mlp)
     positions.check(model)

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 @settings
 class MultiHead:
-    """Each query head has a key/value head of its own. arXiv:1706.03762, section 3.2.2."""
+    """Each query head has a key/value head of its own. arXiv:1706.03762, section 3.2.2.
+
+    ``head_n = softmax(q_tn k_sn / sqrt(H)) v_sn``
+    """
 
     def kv_count(self, heads: int) -> int:
         return heads
@@ -34,7 +37,10 @@ class MultiHead:
 
 @settings
 class MultiQuery:
-    """All query heads share one key/value head. arXiv:1911.02150."""
+    """All query heads share one key/value head. arXiv:1911.02150.
+
+    ``head_n = softmax(q_tn k_s / sqrt(H)) v_s``
+    """
 
     def kv_count(self, heads: int) -> int:
         return 1
@@ -42,7 +48,10 @@ class MultiQuery:
 
 @settings
 class Grouped:
-    """Query heads in groups that share a key/value head. arXiv:2305.13245."""
+    """Query heads in groups that share a key/value head. arXiv:2305.13245.
+
+    ``head_n = softmax(q_tn k_sm / sqrt(H)) v_sm, m = floor(n kv_heads / N)``
+    """
 
     kv_heads: int = 2
 

@@ -24,13 +24,18 @@ Role = Literal["embedding", "position", "matrix", "residual", "unembedding", "bi
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weight:
-    """What is known of one weight. ``inputs`` counts the leading dimensions that a product sums over."""
+    """What is known of one weight. ``inputs`` counts the dimensions behind the ``copies`` that are summed over."""
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     role: Role
     inputs: int = 0
     stacked: bool = False  # has one copy per block along its first dimension
+
+    @property
+    def copies(self) -> int:
+        """How many leading dimensions only count weights of one kind: those of blocks and of experts."""
+        return sum(axis in ("block", "expert") for axis in self.axes)
 
     def stack(self, depth: int) -> "Weight":
         """The same weight of ``depth`` blocks, along a new first dimension."""

@@ -1,5 +1,9 @@
 """The MLP of a block: each position on its own, through a wider layer and back.
 
+A kind's settings say what it costs at a model width of D: ``hidden`` is F, ``matrices`` the weights of its products,
+``idle`` those of them that a token does not meet (with ``bias`` of all its weights), ``biases`` its other weights where
+the model has biases, and ``kept`` the numbers of a token that the backward pass needs.
+
 B rows, T positions, D model width, F hidden width of the MLP.
 """
 
@@ -29,6 +33,18 @@ class Gelu:
     def hidden(self, model_width: int) -> int:
         return self.width or 4 * model_width
 
+    def matrices(self, D: int) -> int:
+        return 2 * D * self.hidden(D)
+
+    def idle(self, D: int, bias: bool = False) -> int:
+        return 0
+
+    def biases(self, D: int) -> int:
+        return self.hidden(D) + D
+
+    def kept(self, D: int) -> int:
+        return 2 * self.hidden(D)
+
 
 @settings
 class Swiglu:
@@ -39,13 +55,25 @@ class Swiglu:
     def hidden(self, model_width: int) -> int:
         return self.width or -(-8 * model_width // 24) * 8
 
+    def matrices(self, D: int) -> int:
+        return 3 * D * self.hidden(D)
+
+    def idle(self, D: int, bias: bool = False) -> int:
+        return 0
+
+    def biases(self, D: int) -> int:
+        return 2 * self.hidden(D) + D
+
+    def kept(self, D: int) -> int:
+        return 3 * self.hidden(D)
+
 
 class Mlp(nn.Module):
     config: Model
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        c = self.config
+    def __call__(self, x_BTD: jax.Array, counted_BT: jax.Array | None = None) -> jax.Array:
+        c = self.config  # which tokens count is nothing to it, as each goes the same way
         hidden = c.mlp.hidden(c.width)
 
         def widen(name: str, x_BTD: jax.Array) -> jax.Array:

@@ -25,38 +25,56 @@ if TYPE_CHECKING:
 
 @settings
 class Learned:
-    """One learned vector for each position of the context, added to the embedding (GPT-2)."""
+    """One learned vector for each position of the context, added to the embedding (GPT-2).
+
+    ``x_t + table_t``
+    """
 
 
 @settings
 class Sinusoidal:
-    """Fixed sines and cosines of falling frequency, added to the embedding. arXiv:1706.03762, section 3.5."""
+    """Fixed sines and cosines of falling frequency, added to the embedding. arXiv:1706.03762, section 3.5.
+
+    ``x_t + [sin(t f_i), cos(t f_i)], f_i = base^(-2 i / D)``
+    """
 
     base: float = 10_000.0
 
 
 @settings
 class Unscaled:
-    """Angles as they are."""
+    """Angles as they are.
+
+    ``f_i = base^(-2 i / H)``
+    """
 
 
 @settings
 class Linear:
-    """Positions divided by ``factor``. arXiv:2306.15595."""
+    """Positions divided by ``factor``. arXiv:2306.15595.
+
+    ``f_i / factor``
+    """
 
     factor: float = 2.0
 
 
 @settings
 class Ntk:
-    """The base grows so that the slowest angle is divided by ``factor`` and the fastest stays (bloc97, 2023)."""
+    """The base grows so that the slowest angle is divided by ``factor`` and the fastest stays (bloc97, 2023).
+
+    ``base factor^(H / (H - 2))``
+    """
 
     factor: float = 2.0
 
 
 @settings
 class Yarn:
-    """Slow angles divided by ``factor``, fast ones kept, a ramp between; scores a little sharper. arXiv:2309.00071."""
+    """Slow angles divided by ``factor``, fast ones kept, a ramp between; scores a little sharper. arXiv:2309.00071.
+
+    ``f_i (1 - ramp_i + ramp_i / factor), q and k times 0.1 ln(factor) + 1``
+    """
 
     factor: float = 2.0
     original_context: int = 2048  # that the model was trained with
@@ -67,7 +85,10 @@ class Yarn:
 
 @settings
 class Llama3:
-    """As Yarn, the ramp over wave lengths and without sharper scores. Llama 3.1's code and arXiv:2407.21783."""
+    """As Yarn, the ramp over wave lengths and without sharper scores (Llama 3.1's code). arXiv:2407.21783.
+
+    ``f_i (ramp_i + (1 - ramp_i) / factor), ramp_i = (original_context / (2 pi / f_i) - low) / (high - low) in [0, 1]``
+    """
 
     factor: float = 8.0
     original_context: int = 8192
@@ -77,7 +98,10 @@ class Llama3:
 
 @settings
 class Rotary:
-    """Queries and keys rotated by an angle that grows with the position. arXiv:2104.09864; half-split layout."""
+    """Queries and keys rotated by an angle that grows with the position; half-split layout. arXiv:2104.09864.
+
+    ``(q_i + j q_(i + H/2)) exp(j t f_i), and so k with s, f_i = base^(-2 i / H)``
+    """
 
     base: float = 10_000.0
     share: float = 1.0  # of a head's width, from its start, that is rotated
@@ -90,12 +114,18 @@ class Rotary:
 
 @settings
 class Alibi:
-    """Scores fall with the distance, in each head at a speed of its own. arXiv:2108.12409; see `scores`."""
+    """Scores fall with the distance, in each head at a speed of its own. arXiv:2108.12409; see `scores`.
+
+    ``z_ts - 2^(-8 n / N) (t - s), n = 1..N where N is a power of two``
+    """
 
 
 @settings
 class Relative:
-    """A learned number for each bucket of distances and each head, added to the scores (T5). See `scores`."""
+    """A learned number for each bucket of distances and each head, added to the scores (T5). arXiv:1910.10683.
+
+    ``z_ts + table[bucket(t - s), n]``
+    """
 
     buckets: int = 32
     farthest: int = 128  # from this distance on all share the last bucket
@@ -103,7 +133,10 @@ class Relative:
 
 @settings
 class None_:
-    """No positions at all: the causal mask alone tells them apart. arXiv:2305.19466."""
+    """No positions at all: the causal mask alone tells them apart. arXiv:2305.19466.
+
+    ``z_ts``
+    """
 
 
 class Signal(NamedTuple):

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 @settings
 class Softmax:
-    """Weights that sum to one. arXiv:1706.03762, equation 1."""
+    """Weights that sum to one. arXiv:1706.03762, equation 1.
+
+    ``w_ts = exp(z_ts) / sum over s of exp(z_ts)``
+    """
 
     soft_cap: float | None = None  # scores s become c tanh(s / c): arXiv:2408.00118, section 2
     sinks: bool = False  # each head has a learned score that takes its share of the weights and gives nothing
@@ -34,7 +37,10 @@ class Softmax:
 
 @settings
 class Sigmoid:
-    """Each weight on its own: sigmoid(score + bias). arXiv:2409.04431."""
+    """Each weight on its own. arXiv:2409.04431.
+
+    ``w_ts = sigmoid(z_ts + bias)``
+    """
 
     soft_cap: float | None = None
     bias: float | None = None  # none: -log(context), as in the paper

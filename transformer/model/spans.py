@@ -13,26 +13,38 @@ if TYPE_CHECKING:
 
 @settings
 class Global:
-    """Every position up to its own."""
+    """Every position up to its own.
+
+    ``s <= t``
+    """
 
 
 @settings
 class Sliding:
-    """The last ``window`` positions, its own among them. arXiv:2004.05150, section 3.1."""
+    """The last ``window`` positions, its own among them. arXiv:2004.05150, section 3.1.
+
+    ``t - window < s <= t``
+    """
 
     window: int = 128
 
 
 @settings
 class Chunked:
-    """The positions of its own chunk: a text is cut into chunks of that many from its start. arXiv:1904.10509."""
+    """The positions of its own chunk: a text is cut into chunks of that many from its start. arXiv:1904.10509.
+
+    ``s <= t, floor(s / chunk) = floor(t / chunk)``
+    """
 
     chunk: int = 128
 
 
 @settings
 class Pattern:
-    """Blocks that see a part and blocks that see everything, by turns over the depth."""
+    """Blocks that see a part and blocks that see everything, by turns over the depth. arXiv:2408.00118, section 2.
+
+    ``block i has the span blocks[i mod their number]``
+    """
 
     blocks: tuple[Literal["local", "global"], ...] = ("local", "global")
     local: Sliding | Chunked = Sliding()

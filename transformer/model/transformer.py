@@ -30,6 +30,8 @@ class Transformer(nn.Module):
     """Decoder-only, pre-norm: arXiv:1706.03762 in the form of the GPT-2 report.
 
     ``apply({"params": params}, tokens_BT, positions_BT, mask)`` gives (logits_BTV in float32, None).
+    ``counted_BT``, how much each token counts, is for a mixture of experts, which then puts how it spread them into the
+    collection "routing" (it needs ``mutable=["routing"]``).
     With a ``cache`` and the ``index_BT`` of these tokens in their texts (`cache.View`), the second result
     is the updated cache. With ``only_B`` the logits are those of one position of each row, [B, 1, V].
     ``train`` turns dropout on (it needs ``rngs={"dropout": key}``). The first result is what ``head`` makes of
@@ -49,6 +51,7 @@ class Transformer(nn.Module):
         cache: Any = None,
         index_BT: jax.Array | None = None,
         only_B: jax.Array | None = None,
+        counted_BT: jax.Array | None = None,
         head: Callable[[jax.Array, jax.Array], Any] | None = None,
     ) -> tuple[Any, Any]:
         c, V = self.config, self.vocab_size
@@ -66,7 +69,7 @@ class Transformer(nn.Module):
 
         if cache is None and has_chunks(c.attention.span):  # counted in the text, not in the row it was packed into
             mask = dataclasses.replace(mask, query_position_BT=positions_BT, key_position_BS=positions_BT)
-        x_BTD, cache = self.blocks(x_BTD, mask, signal.rotation, cache, index_BT)
+        x_BTD, cache = self.blocks(x_BTD, mask, signal.rotation, cache, index_BT, counted_BT)
 
         if only_B is not None:
             rows_B = jnp.arange(only_B.shape[0])
@@ -82,7 +85,9 @@ class Transformer(nn.Module):
                 unembedding_VD = weight(self, "unembedding", *table, role="unembedding", std=c.init_std)
             return (head or functools.partial(logits, cap=c.logits_soft_cap))(x_BTD, unembedding_VD), cache
 
-    def blocks(self, x_BTD: jax.Array, mask: Mask, rotation: Any, cache: Any, index_BT: Any) -> tuple[jax.Array, Any]:
+    def blocks(
+        self, x_BTD: jax.Array, mask: Mask, rotation: Any, cache: Any, index_BT: Any, counted_BT: Any
+    ) -> tuple[jax.Array, Any]:
         """The stack of L blocks, gone through once or in loops. Their weights lie stacked along a first dimension,
         scanned or unrolled. What is scanned is one period of the pattern: the settings of its blocks differ."""
         c, p = self.config, period(self.config.attention.span)
@@ -101,34 +106,41 @@ class Transformer(nn.Module):
             view = None if one is None else View(one, index_BT)
             own = rotation if isinstance(c.block(j).positions, Rotary) else None
             rngs = {} if drop is None else {"dropout": jax.random.fold_in(drop, i)}
-            y_BTD, new = pattern[j].apply({"params": params}, x_BTD, mask, own, view, Place(i, first_BTKH), rngs=rngs)
+            given = (x_BTD, mask, own, view, Place(i, first_BTKH), counted_BT)
+            (y_BTD, new), told = pattern[j].apply({"params": params}, *given, rngs=rngs, mutable=["routing"])
             if drop is not None and c.layer_drop:
                 kept = jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(drop, i), 1), 1 - c.layer_drop)
-                y_BTD = jnp.where(kept, y_BTD, x_BTD)
-            return y_BTD, new
+                y_BTD, told = jnp.where(kept, y_BTD, x_BTD), jax.tree.map(lambda x: jnp.where(kept, x, 0), told)
+            return y_BTD, new, told
 
         if c.remat != "none":
             static = (3, 4) if c.unrolled else (4,)
             apply = jax.checkpoint(apply, policy=_POLICIES[c.remat], static_argnums=static)
         places = list(range(c.depth * c.loops))  # of blocks on the way, each with a cache of its own
+        routed = []  # what blocks tell of their routing, in their order
         if c.unrolled:
             caches = []
             for i in places:
-                x_BTD, one = apply(x_BTD, cache and cache[i], block_weights(params_L, i % c.depth), i, i % c.depth % p)
+                params = block_weights(params_L, i % c.depth)
+                x_BTD, one, told = apply(x_BTD, cache and cache[i], params, i, i % c.depth % p)
                 caches.append(one)
+                routed.append(jax.tree.map(lambda x: x[None], told))
+            self.tell(routed)
             return x_BTD, cache and tuple(caches)
 
         n = c.depth // p  # whole periods; the blocks after them are written out
 
         def scanned(carry: Any, unit: Any) -> Any:
             (x_BTD, cache), (params, i, first) = carry, unit
-            new = []
+            new, told = [], []
             for j in range(p):
                 here = jax.tree.map(lambda old: old[i], cache and cache[j])
-                x_BTD, there = apply(x_BTD, here, block_weights(params, j), first + j, j)
+                x_BTD, there, one = apply(x_BTD, here, block_weights(params, j), first + j, j)
                 new.append(there)
+                told.append(one)
             put = jax.lax.dynamic_update_index_in_dim
-            return (x_BTD, jax.tree.map(lambda old, one: put(old, one, i, 0), cache, cache and tuple(new))), None
+            cache = jax.tree.map(lambda old, one: put(old, one, i, 0), cache, cache and tuple(new))
+            return (x_BTD, cache), jax.tree.map(lambda *x: jnp.stack(x), *told)
 
         units = jax.tree.map(lambda w: w[: n * p].reshape(n, p, *w.shape[1:]), params_L)
         caches = []
@@ -137,13 +149,22 @@ class Transformer(nn.Module):
             old, rest = cache[loop] if cache else (None, (None,) * (c.depth - n * p))
             # Its place on the way comes with the weights: JAX keeps what it traced of ``scanned`` for all loops.
             places_n = first + p * jnp.arange(n)
-            (x_BTD, new), _ = jax.lax.scan(scanned, (x_BTD, old), (units, jnp.arange(n), places_n))
+            (x_BTD, new), told = jax.lax.scan(scanned, (x_BTD, old), (units, jnp.arange(n), places_n))
+            routed.append(jax.tree.map(lambda x: x.reshape(n * p, *x.shape[2:]), told))
             last = []
             for i in range(n * p, c.depth):
-                x_BTD, one = apply(x_BTD, rest[i - n * p], block_weights(params_L, i), first + i, i % p)
+                x_BTD, one, told = apply(x_BTD, rest[i - n * p], block_weights(params_L, i), first + i, i % p)
                 last.append(one)
+                routed.append(jax.tree.map(lambda x: x[None], told))
             caches.append((new, tuple(last)))
+        self.tell(routed)
         return x_BTD, cache and tuple(caches)
+
+    def tell(self, routed: list[Any]) -> None:
+        """Pass on what the blocks tell of their routing, along a first dimension of all that were gone through."""
+        if jax.tree.leaves(routed):
+            found = jax.tree.map(lambda *x: jnp.concatenate(x), *routed)
+            self.put_variable("routing", "blocks", found["routing"]["mlp"]["sums"])
 
 
 def empty_cache(config: Model, rows: int, places: int) -> Any:

@@ -19,6 +19,7 @@ class Mesh:
     slice: int = 1  # as data, over groups of devices with a slow network between them
     data: int = 1  # copies of the weights, each with its own rows
     fsdp: int = 1  # rows as well, with the weights cut over this axis and gathered when used
+    expert: int = 1  # rows as well, with the experts of a mixture cut over this axis and the tokens exchanged
     context: int = 1  # positions of a row, with keys and values gathered
     tensor: int = 1  # heads, MLP width and vocabulary cut over this axis
 

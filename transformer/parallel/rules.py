@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from transformer.errors import UserError
 
 RULES: dict[str, tuple[str, ...]] = {
-    "batch": ("slice", "data", "fsdp"),  # rows of a batch
+    "batch": ("slice", "data", "fsdp", "expert"),  # rows of a batch
     "time": ("context",),  # positions of a row, in the order of parallel.context
     "stream": (),  # the residual stream's width in activations
     "width": ("fsdp",),  # the residual stream's width in weights
@@ -27,6 +27,8 @@ RULES: dict[str, tuple[str, ...]] = {
     "latent": (),  # what keys, values or queries were shortened to, in activations
     "rank": ("fsdp",),  # the same in the weights that widen it
     "mlp": ("tensor",),
+    "expert": ("expert",),  # experts of a mixture
+    "candidate": (),  # experts as a router scores them, all for each token
     "position": (),
     "block": (),  # stacked blocks
 }

@@ -266,7 +266,7 @@ class Loop:
     def record(self, pending: Pending) -> None:
         """Wait for a step's metrics; count its tokens; write it down and show it where it is due."""
         train, (step, metrics) = self.experiment.train, pending
-        values = {name: float(value) for name, value in metrics._asdict().items()}
+        values = {name: float(value) for name, value in metrics._asdict().items() if value is not None}
         self.alive()
         tokens, skipped = int(values.pop("tokens")), int(values.pop("skipped"))
         new = skipped - self.numbers["skipped"]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from transformer.model.moe import Moe, Routing
 from transformer.model.transformer import logits
 from transformer.parallel.rules import mesh_axes, put, spec
 
@@ -23,6 +24,7 @@ class Sums(NamedTuple):
     loss: jax.Array  # cross-entropy alone, in nats: what is reported, and what perplexity comes from
     correct: jax.Array  # targets that no token was more likely than
     tokens: jax.Array  # targets with weight
+    routing: Routing | None = None  # of a mixture of experts: each block's, stacked
 
 
 class Penalties(NamedTuple):
@@ -44,6 +46,12 @@ def sums_in_parts(
     x_BTD, unembedding_VD = put(x_BTD, "batch", "time", "stream"), put(unembedding_VD, "vocab", "width")
     targets_BT, weights_BT = put(targets_BT, "batch", "time"), put(weights_BT, "batch", "time")
     return _sums(kinds, x_BTD, unembedding_VD, targets_BT, weights_BT)
+
+
+def balanced(moe: Moe, sums: Sums, routing: Routing) -> Sums:
+    """The sums with every block's penalties for uneven loads and large logits of the router; means over tokens."""
+    penalties = moe.balance * routing.uneven.sum() + moe.z_loss * routing.z.sum()
+    return sums._replace(objective=sums.objective + penalties, routing=routing)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -80,18 +80,18 @@ def scale_by_muon(kind: Muon, declared: Any) -> optax.GradientTransformation:
 
 
 def orthogonal(w: Weight, momentum: jax.Array, rms: float) -> jax.Array:
-    """The nearest (semi-)orthogonal matrix to each block's momentum, about; root mean square ``rms`` for square ones.
+    """The nearest (semi-)orthogonal matrix to each block's, and expert's, momentum, about; root mean square ``rms`` for
+    square ones.
 
     Newton-Schulz multiplies a matrix with itself, which explicit sharding refuses where it is cut
     over both dimensions: it is gathered whole for the products and cut again.
     """
-    blocks = w.shape[0] if w.stacked else 1
-    first = int(w.stacked)
-    fan_in = math.prod(w.shape[first : first + w.inputs])
+    count = math.prod(w.shape[: w.copies])
+    fan_in = math.prod(w.shape[w.copies : w.copies + w.inputs])
     layout = jax.typeof(momentum).sharding.spec
     meshed = not jax.sharding.get_abstract_mesh().empty
     whole = jax.reshard(momentum, PartitionSpec(*(None,) * momentum.ndim)) if meshed else momentum
-    matrices = whole.reshape(blocks, fan_in, -1)
+    matrices = whole.reshape(count, fan_in, -1)
     turned = jax.vmap(newton_schulz)(matrices) * rms * max(matrices.shape[1:]) ** 0.5
     turned = turned.reshape(w.shape)
     return jax.reshard(turned, layout) if meshed else turned

@@ -11,9 +11,10 @@ import optax
 
 from transformer.config import Experiment
 from transformer.model.masks import causal
+from transformer.model.moe import Moe
 from transformer.model.transformer import Transformer
 from transformer.parallel.rules import put
-from transformer.training.loss import Penalties, Sums, sums_in_parts
+from transformer.training.loss import Penalties, Sums, balanced, sums_in_parts
 from transformer.training.schedule import learning_rate
 from transformer.training.state import Dials, State, dials, key, optimizer
 
@@ -27,6 +28,8 @@ class Metrics(NamedTuple):
     learning_rate: jax.Array
     grad_norm: jax.Array  # of the whole gradient, before clipping
     skipped: jax.Array  # steps skipped so far
+    balance: jax.Array | None = None  # of a mixture of experts: the load-balancing loss, mean of its blocks; 1 is even
+    busiest: jax.Array | None = None  # and of all its experts' loads the largest, in means of its block's
 
 
 def train_step(experiment: Experiment, state: State, batch: Any, given: Dials | None = None) -> tuple[State, Metrics]:
@@ -64,6 +67,10 @@ def train_step(experiment: Experiment, state: State, batch: Any, given: Dials | 
         grad_norm=norm,
         skipped=new.skipped,
     )
+    if sums.routing is not None:
+        chosen_LE = sums.routing.chosen_E
+        busiest = (chosen_LE / jnp.maximum(chosen_LE.mean(-1, keepdims=True), 1.0)).max()
+        metrics = metrics._replace(balance=sums.routing.uneven.mean() / tokens, busiest=busiest)
     return new, metrics
 
 
@@ -99,8 +106,11 @@ def part_gradients(experiment: Experiment, state: State, batch: Any, part: int, 
         return sums_in_parts(kinds, x_BTD, unembedding_VD, batch.targets_BT, batch.weights_BT)
 
     def objective(params: Any) -> tuple[jax.Array, Sums]:
-        variables, rngs = {"params": params}, {"dropout": drop}
-        sums, _ = model.apply(variables, batch.tokens_BT, batch.positions_BT, mask, rngs=rngs, head=loss)
+        given = {"params": params}, batch.tokens_BT, batch.positions_BT, mask
+        how: Any = {"rngs": {"dropout": drop}, "mutable": ["routing"], "head": loss}
+        (sums, _), told = model.apply(*given, counted_BT=batch.weights_BT, **how)
+        if isinstance(model_config.mlp, Moe):
+            sums = balanced(model_config.mlp, sums, told["routing"]["blocks"])
         return sums.objective, sums
 
     gradients, sums = jax.grad(objective, has_aux=True)(state.params)
