@@ -31,7 +31,7 @@ def row_logits(model: Any, params: Any, tokens: np.ndarray, segments: np.ndarray
 def document_logits(model: Any, params: Any, ids: np.ndarray) -> np.ndarray:
     p = _float64(params)
     places = np.arange(len(ids))
-    stream = [p["embedding"][i].copy() for i in ids]
+    stream = [p["embedding"][i] * (math.sqrt(model.width) if model.scale_embedding else 1) for i in ids]
     kind = type(model.positions).__name__
     for t in places:
         if kind == "Learned":
@@ -64,6 +64,10 @@ def _block(model: Any, w: Any, layer: int, stream: list[np.ndarray]) -> list[np.
     if model.norms == "post":
         stream = normed("attention_norm", both(stream, attention(stream)))
         return normed("mlp_norm", both(stream, mlp(stream)))
+    if model.norms == "after":
+        first = normed("attention_norm_after", attention(stream))
+        middle = both(stream, first)
+        return both(middle, normed("mlp_norm_after", mlp(stream if model.parallel else middle)))
     first = attention(normed("attention_norm", stream))
     if model.norms != "pre":
         first = normed("attention_norm_after", first)
@@ -95,6 +99,7 @@ def _attention(model: Any, w: Any, xs: list[np.ndarray], layer: int) -> list[np.
         kv_heads = a.projection.kv_heads
     assert w["key"]["w"].shape[1] == w["value"]["w"].shape[1] == kv_heads
     everything = type(a.span).__name__ == "Pattern" and a.span.blocks[layer % len(a.span.blocks)] == "global"
+    here = a.span.local_base if type(a.span).__name__ == "Pattern" and not everything else None
     turns = type(model.positions).__name__ == "Rotary" and not (everything and not a.span.rotate_global)
 
     def projected(name: str, norm: str, count: int) -> list[np.ndarray]:
@@ -102,10 +107,10 @@ def _attention(model: Any, w: Any, xs: list[np.ndarray], layer: int) -> list[np.
         for t, x in enumerate(xs):
             rows = np.array([_product(w[name], x, head) for head in range(count)])
             if a.qk_norm == "head":
-                rows = np.array([_rms(model, row) * w[norm]["scale"] for row in rows])
+                rows = np.array([_rms(model, row) * _scale(model, w[norm]) for row in rows])
             elif a.qk_norm == "width":
-                rows = _rms(model, rows.reshape(-1)).reshape(rows.shape) * w[norm]["scale"]
-            found.append(np.array([_turned(model, row, t) if turns else row for row in rows]))
+                rows = _rms(model, rows.reshape(-1)).reshape(rows.shape) * _scale(model, w[norm])
+            found.append(np.array([_turned(model, row, t, here) if turns else row for row in rows]))
         return found
 
     queries, keys = projected("query", "query_norm", heads), projected("key", "key_norm", kv_heads)
@@ -118,7 +123,7 @@ def _attention(model: Any, w: Any, xs: list[np.ndarray], layer: int) -> list[np.
             for s in range(len(xs)):
                 if not _sees(a.span, layer, t, s):
                     continue
-                score = float(queries[t][head] @ keys[s][shared]) / math.sqrt(size)
+                score = float(queries[t][head] @ keys[s][shared]) / math.sqrt(a.score_width or size)
                 if a.scores.soft_cap is not None:
                     score = a.scores.soft_cap * math.tanh(score / a.scores.soft_cap)
                 if type(model.positions).__name__ == "Alibi":
@@ -173,13 +178,17 @@ def _rms(model: Any, x: np.ndarray) -> np.ndarray:
     return x / math.sqrt(sum(v * v for v in x) / len(x) + model.norm.epsilon)
 
 
-def _turned(model: Any, x: np.ndarray, place: int) -> np.ndarray:
+def _scale(model: Any, w: Any) -> np.ndarray:
+    return w["scale"] + (1 if getattr(model.norm, "centered", False) else 0)
+
+
+def _turned(model: Any, x: np.ndarray, place: int, base: float | None) -> np.ndarray:
     rotary = model.positions
     features = round(len(x) * rotary.share)
     half = features // 2
     pairs = x[:half] + 1j * x[half:features]
-    speeds = [_speed(rotary, i, features) for i in range(half)]
-    pairs = pairs * np.exp(1j * place * np.array(speeds)) * _sharper(rotary.scaling)
+    speeds = [_speed(rotary, i, features) if base is None else base ** (-2 * i / features) for i in range(half)]
+    pairs = pairs * np.exp(1j * place * np.array(speeds)) * (_sharper(rotary.scaling) if base is None else 1.0)
     return np.concatenate([pairs.real, pairs.imag, x[features:]])
 
 
@@ -223,11 +232,16 @@ def _waves(place: int, width: int, base: float) -> np.ndarray:
 
 def _mlp(model: Any, w: Any, x: np.ndarray) -> np.ndarray:
     up = x @ w["up"]["w"] + w["up"].get("b", 0.0)
-    if type(model.mlp).__name__ == "Swiglu":
-        gate = x @ w["gate"]["w"] + w["gate"].get("b", 0.0)
+    kind = type(model.mlp).__name__
+    gate = up if kind == "Gelu" else x @ w["gate"]["w"] + w["gate"].get("b", 0.0)
+    if kind == "Swiglu":
         hidden = gate / (1 + np.exp(-gate)) * up
     else:
-        hidden = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+        if model.mlp.exact:
+            share = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in gate])
+        else:
+            share = 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+        hidden = gate * share * (1 if kind == "Gelu" else up)
     return hidden @ w["down"]["w"] + w["down"].get("b", 0.0)
 
 
@@ -235,7 +249,7 @@ def _norm(model: Any, w: Any, x: np.ndarray) -> np.ndarray:
     if type(model.norm).__name__ == "LayerNorm":
         x = x - sum(x) / len(x)
     size = sum(v * v for v in x) / len(x)
-    return x / math.sqrt(size + model.norm.epsilon) * w["scale"] + w.get("b", 0.0)
+    return x / math.sqrt(size + model.norm.epsilon) * _scale(model, w) + w.get("b", 0.0)
 
 
 def _layer(tree: Any, layer: int) -> Any:

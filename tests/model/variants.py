@@ -6,7 +6,7 @@ from typing import Any
 
 from transformer.model.attention import Attention
 from transformer.model.grouped import Grouped, MultiHead, MultiQuery
-from transformer.model.mlp import Gelu, Swiglu
+from transformer.model.mlp import Geglu, Gelu, Swiglu
 from transformer.model.norms import LayerNorm, RmsNorm
 from transformer.model.positions import (
     Alibi,
@@ -42,6 +42,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     ),
     "attention.qk_norm": ("none", "head", "width"),
     "attention.gate": (False, True),
+    "attention.bias": ("as_model", "qkv"),
+    "attention.score_width": (None, 3.0),
     "positions": (
         Learned(),
         Sinusoidal(base=50.0),
@@ -54,13 +56,14 @@ CHOICES: dict[str, tuple[Any, ...]] = {
         Relative(buckets=4, farthest=6),
         None_(),
     ),
-    "norms": ("pre", "post", "sandwich", "peri"),
+    "norms": ("pre", "post", "sandwich", "peri", "after"),
     "parallel": (False, True),
     "loops": (1, 2),
     "logits_soft_cap": (None, 2.0),
-    "norm": (LayerNorm(epsilon=1e-3), RmsNorm(epsilon=1e-3)),
+    "norm": (LayerNorm(epsilon=1e-3), RmsNorm(epsilon=1e-3), RmsNorm(epsilon=1e-3, centered=True)),
     "final_norm": (True, False),
-    "mlp": (Gelu(width=24), Swiglu()),
+    "mlp": (Gelu(width=24), Swiglu(), Gelu(exact=True), Geglu(width=24)),
+    "scale_embedding": (False, True),
     "tie_embeddings": (False, True),
     "bias": (False, True),
     "head_width": (None, 6),

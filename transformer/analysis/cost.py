@@ -12,7 +12,7 @@ from transformer.config import Experiment
 from transformer.model.attention import kernels_for_training, kind, reach
 from transformer.model.config import Model
 from transformer.model.kernels import KERNELS
-from transformer.model.mlp import Swiglu
+from transformer.model.mlp import GATED
 from transformer.model.norms import LayerNorm
 from transformer.model.positions import Learned
 from transformer.tables import human
@@ -67,7 +67,7 @@ def block_matrices(m: Model) -> int:
 
 
 def mlp_matrices(m: Model) -> int:
-    return (3 if isinstance(m.mlp, Swiglu) else 2) * m.width * m.mlp.hidden(m.width)
+    return (3 if isinstance(m.mlp, GATED) else 2) * m.width * m.mlp.hidden(m.width)
 
 
 def norm_weights(m: Model) -> int:
@@ -76,7 +76,7 @@ def norm_weights(m: Model) -> int:
 
 def block_rest(m: Model) -> int:
     """Weights of one block that are no product's: biases, norms, and what scores have of their own."""
-    widened = 2 if isinstance(m.mlp, Swiglu) else 1
+    widened = 2 if isinstance(m.mlp, GATED) else 1
     biases = widened * m.mlp.hidden(m.width) + m.width if m.bias else 0
     norms = 4 if m.norms in ("sandwich", "peri") else 2
     return kind(m).rest(m) + biases + norms * norm_weights(m)
@@ -133,7 +133,7 @@ def training_memory(experiment: Experiment) -> dict[str, int | str]:
     moments = 2 * total - matrices if isinstance(train.optimizer, Muon) else 2 * total
     tokens = train.batch // train.accumulate * m.context
     number = jnp.dtype(m.dtype).itemsize
-    hidden = m.mlp.hidden(m.width) * (3 if isinstance(m.mlp, Swiglu) else 2)
+    hidden = m.mlp.hidden(m.width) * (3 if isinstance(m.mlp, GATED) else 2)
     qkv = 2 * m.heads * m.head_size + kind(m).cache_numbers(m)
     stream = 4 * m.width + qkv + hidden
     linear = all(KERNELS[kernel].linear for kernel in kernels_for_training(m))

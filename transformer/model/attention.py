@@ -29,8 +29,15 @@ class Attention:
     span: Global | Sliding | Chunked | Pattern = Global()
     scores: Softmax | Sigmoid = Softmax()
     qk_norm: Literal["none", "head", "width"] = "none"  # over what queries and keys are normed before their product
+    bias: Literal["as_model", "none", "qkv", "all"] = "as_model"  # biases of the products here
+    score_width: float | None = None  # scores are divided by its root; none: by that of the head's width
     gate: bool = False  # what a head mixed is multiplied by a sigmoid of the block's input: arXiv:2505.06708
     kernel: kernels.Name = "auto"  # plain writes out the n x n table; the others give the same in linear memory
+
+    def biased(self, bias: bool) -> tuple[bool, bool]:
+        """Whether the products with the block's input have biases (query, key, value, gate), and whether the one back
+        to the stream has, where the model's own setting is ``bias``."""
+        return {"as_model": (bias, bias), "none": (False, False), "qkv": (True, False), "all": (True, True)}[self.bias]
 
 
 class Kind(NamedTuple):
@@ -126,7 +133,8 @@ def _rest(config: Model) -> int:
     normed = {"none": 0, "head": 2 * H, "width": (config.heads + _kv(config)) * H}[attention.qk_norm]
     sinks = config.heads if isinstance(attention.scores, Softmax) and attention.scores.sinks else 0
     distances = config.positions.buckets * config.heads if isinstance(config.positions, Relative) else 0
-    return normed + sinks + distances + (_heads(config) * H + config.width if config.bias else 0)
+    inner, outer = attention.biased(config.bias)
+    return normed + sinks + distances + inner * _heads(config) * H + outer * config.width
 
 
 _GROUPED = Kind(

@@ -16,6 +16,7 @@ from flax import linen as nn
 from transformer.model import cache, kernels, spans
 from transformer.model.layers import Einsum, weight
 from transformer.model.masks import Mask
+from transformer.model.norms import scale
 from transformer.model.positions import Relative, rotate
 from transformer.model.scores import Scoring, Softmax, scoring
 from transformer.parallel.rules import spec
@@ -63,10 +64,11 @@ class GroupedAttention(nn.Module):
         c = self.config
         D, N, H = c.width, c.heads, c.head_size
         K = c.attention.projection.kv_count(N)
+        inner, outer = c.attention.biased(c.bias)
 
         def project(name: str, heads: int, axis: str) -> jax.Array:
             out = ("batch", "time", axis, "head_width")
-            layer = Einsum((D, heads, H), ("width", axis, "head_width"), out, c.init_std, c.bias, name=name)
+            layer = Einsum((D, heads, H), ("width", axis, "head_width"), out, c.init_std, inner, name=name)
             return layer("BTD,DNH->BTNH", x_BTD)
 
         q_BTNH = project("query", N, "heads")
@@ -76,6 +78,8 @@ class GroupedAttention(nn.Module):
             k_BTKH = HeadNorm(c, "kv_heads", name="key_norm")(k_BTKH)
         if rotation is not None:
             q_BTNH, k_BTKH = rotate(q_BTNH, rotation), rotate(k_BTKH, rotation)
+        if c.attention.score_width is not None:  # the kernels divide by the root of H
+            q_BTNH = q_BTNH * (H / c.attention.score_width) ** 0.5
 
         new_cache, k_BSKH, v_BSKH = None, k_BTKH, v_BTKH
         mask = dataclasses.replace(mask, **spans.limits(c.attention.span))
@@ -93,7 +97,7 @@ class GroupedAttention(nn.Module):
 
         stream = ("batch", "time", "stream")
         axes = ("heads", "head_width", "width")
-        back = Einsum((N, H, D), axes, stream, c.residual_std, c.bias, role="residual", name="out")
+        back = Einsum((N, H, D), axes, stream, c.residual_std, outer, role="residual", name="out")
         return back("BTNH,NHD->BTD", mixed_BTNH), new_cache
 
     def scoring(self, K: int) -> Scoring:
@@ -125,5 +129,5 @@ class HeadNorm(nn.Module):
         x32 = x_BTNH.astype(jnp.float32)
         y = x32 * jax.lax.rsqrt(jnp.square(x32).mean(-1 if head else (-2, -1), keepdims=True) + c.norm.epsilon)
         shape, axes = ((c.head_size,), ("head_width",)) if head else (x_BTNH.shape[2:], (self.axis, "head_width"))
-        scale = weight(self, "scale", shape, axes, role="scale", std=0.0)
-        return (y * scale.reshape((1,) * (4 - scale.ndim) + scale.shape)).astype(x_BTNH.dtype)
+        by = scale(self, c.norm, shape, axes)
+        return (y * by.reshape((1,) * (4 - by.ndim) + by.shape)).astype(x_BTNH.dtype)

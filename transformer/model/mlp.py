@@ -22,9 +22,10 @@ STREAM = ("batch", "time", "stream")
 
 @settings
 class Gelu:
-    """Two matrices with a GELU (tanh form) between them. arXiv:1606.08415; width none means 4 D."""
+    """Two matrices with a GELU between them. arXiv:1606.08415; width none means 4 D."""
 
     width: int | None = None
+    exact: bool = False  # by the normal distribution itself; false: the paper's tanh form
 
     def hidden(self, model_width: int) -> int:
         return self.width or 4 * model_width
@@ -38,6 +39,20 @@ class Swiglu:
 
     def hidden(self, model_width: int) -> int:
         return self.width or -(-8 * model_width // 24) * 8
+
+
+@settings
+class Geglu:
+    """As Swiglu, the gate a GELU. arXiv:2002.05202."""
+
+    width: int | None = None
+    exact: bool = False
+
+    def hidden(self, model_width: int) -> int:
+        return self.width or -(-8 * model_width // 24) * 8
+
+
+GATED = (Swiglu, Geglu)
 
 
 class Mlp(nn.Module):
@@ -54,7 +69,9 @@ class Mlp(nn.Module):
 
         if isinstance(c.mlp, Swiglu):
             h_BTF = jax.nn.silu(widen("gate", x_BTD)) * widen("up", x_BTD)
+        elif isinstance(c.mlp, Geglu):
+            h_BTF = jax.nn.gelu(widen("gate", x_BTD), approximate=not c.mlp.exact) * widen("up", x_BTD)
         else:
-            h_BTF = jax.nn.gelu(widen("up", x_BTD), approximate=True)
+            h_BTF = jax.nn.gelu(widen("up", x_BTD), approximate=not c.mlp.exact)
         down = Einsum((hidden, c.width), ("mlp", "width"), STREAM, c.residual_std, c.bias, role="residual", name="down")
         return down("BTF,FD->BTD", h_BTF)
