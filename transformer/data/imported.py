@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-
 from transformer.data.tokenizer import (
     BLANK,
     MODEL_FILE,

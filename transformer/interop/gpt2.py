@@ -32,6 +32,7 @@ def write(m: Model) -> dict[str, Any]:
         "n_embd": m.width,
         "n_head": m.heads,
         "n_positions": m.context,
+        "scale_attn_weights": True,
         "n_inner": m.mlp.hidden(m.width),
         "layer_norm_epsilon": m.norm.epsilon,
         "activation_function": activation(m, "gelu_new"),

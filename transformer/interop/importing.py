@@ -1,7 +1,6 @@
 """Bring published weights in: an ordinary run, of step 0, made beside and renamed when whole."""
 
 import dataclasses
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from transformer.config import Experiment
 from transformer.errors import UserError
 from transformer.interop import families, vocabulary, weights
 from transformer.interop.common import Family
+from transformer.interop.directory import whole
 from transformer.interop.keys import Keys
 from transformer.interop.source import CONFIG, Safetensors, Source, config_of
 from transformer.jsons import write_json
@@ -22,8 +22,6 @@ from transformer.run import now, provenance
 from transformer.settings import to_dict
 from transformer.training.checkpoint import Checkpoints
 from transformer.training.state import declarations
-
-UNFINISHED = ".importing"
 
 
 class Published(NamedTuple):
@@ -89,13 +87,9 @@ def import_run(
     say: Callable[[str], None],
 ) -> Found:
     """Make a run of what is at ``origin``. UserError before anything is written; nothing half-written stays."""
-    if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
-        raise UserError(f"--workdir: {workdir} is not empty; choose another directory")
-    found = look(origin, tokenizer, context)
-    say(f"{origin}: {found.family.name}, {len(found.published.source.shapes)} tensors")
-    fresh = workdir.with_name(workdir.name + UNFINISHED)
-    shutil.rmtree(fresh, ignore_errors=True)  # of an import that was killed
-    try:
+    with whole("--workdir", workdir) as fresh:
+        found = look(origin, tokenizer, context)
+        say(f"{origin}: {found.family.name}, {len(found.published.source.shapes)} tensors")
         params = read_params(found)
         fresh.mkdir(parents=True)
         found.published.tokenizer.write(fresh)
@@ -108,9 +102,4 @@ def import_run(
         origin_of = provenance(argv, imported=record, tokenizer_hash=fingerprint, end=now())
         write_json(fresh / files.PROVENANCE, origin_of)
         write_json(fresh / files.CONFIG, to_dict(found.experiment))
-        fresh.rename(workdir)
-    except OSError as error:
-        raise UserError(f"--workdir: {workdir} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
     return found

@@ -7,15 +7,54 @@ from transformer.errors import UserError
 
 # Without effect on what the model computes from tokens: names, training, other heads' settings, how things are run.
 WITHOUT_EFFECT = frozenset(
-    """
-    _name_or_path architectures auto_map model_type name_or_path torch_dtype dtype transformers_version use_cache
-    cache_implementation initializer_range attention_dropout hidden_dropout classifier_dropout resid_pdrop embd_pdrop
-    attn_pdrop summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
-    bos_token_id eos_token_id pad_token_id task_specific_params n_ctx pretraining_tp output_attentions
-    output_hidden_states return_dict id2label label2id num_labels problem_type chunk_size_feed_forward is_decoder
-    gradient_checkpointing tokenizer_class reorder_and_upcast_attn max_window_layers unsloth_fixed rope_interleaved
-    is_llama_config transformers.js_config _attn_implementation_autoset is_encoder_decoder
-    """.split()
+    {
+        "_attn_implementation_autoset",
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "attn_pdrop",
+        "auto_map",
+        "bos_token_id",
+        "cache_implementation",
+        "chunk_size_feed_forward",
+        "classifier_dropout",
+        "dtype",
+        "embd_pdrop",
+        "eos_token_id",
+        "gradient_checkpointing",
+        "hidden_dropout",
+        "id2label",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "is_llama_config",
+        "label2id",
+        "max_window_layers",
+        "model_type",
+        "n_ctx",
+        "name_or_path",
+        "num_labels",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "pretraining_tp",
+        "problem_type",
+        "reorder_and_upcast_attn",
+        "resid_pdrop",
+        "return_dict",
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+        "task_specific_params",
+        "tokenizer_class",
+        "torch_dtype",
+        "transformers.js_config",
+        "transformers_version",
+        "unsloth_fixed",
+        "use_cache",
+    }
 )
 LARGEST = 1 << 31
 

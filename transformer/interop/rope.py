@@ -1,4 +1,4 @@
-"""Rotary positions in a config.json, in the older keys (rope_theta, rope_scaling) and in the newer (rope_parameters)."""
+"""Rotary positions in a config.json: the older keys (rope_theta, rope_scaling) and the newer (rope_parameters)."""
 
 import math
 from typing import Any
@@ -10,6 +10,7 @@ from transformer.model.positions import Linear, Llama3, Rotary, Unscaled, Yarn
 
 def read(keys: Keys, head_width: int, base_key: str = "rope_theta", share_key: str = "", share: float = 1.0) -> Rotary:
     """The rotary settings. UserError for a scaling that is not here, and where the two styles of keys disagree."""
+    keys.must_be("rope_interleaved", False)
     new, old = dict(keys.group("rope_parameters")), dict(keys.group("rope_scaling"))
     base = keys.number(base_key, new.get("rope_theta", 10_000.0))
     if share_key:

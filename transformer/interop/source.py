@@ -1,6 +1,5 @@
 """Published tensors on disk, read one at a time: safetensors, in one file or several."""
 
-import json
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -100,8 +99,3 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
     from safetensors.numpy import save_file
 
     save_file(tensors, path, metadata={"format": "pt"})
-
-
-def index(sizes: dict[str, int], files: dict[str, str]) -> str:
-    """The index of several files: which tensor is in which."""
-    return json.dumps({"metadata": {"total_size": sum(sizes.values())}, "weight_map": files}, indent=2) + "\n"

@@ -9,7 +9,8 @@ from transformer.data.tokenizer import MODEL_FILE, Imported
 from transformer.errors import UserError
 from transformer.jsons import read_object
 
-BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+GENERATION = "generation_config.json"
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", GENERATION)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ def find(where: Path, config: dict[str, Any]) -> Vocabulary:
     else:
         file = next((where / name for name in (JSON_FILE, MODEL_FILE) if (where / name).is_file()), Path())
     beside = {name: (directory / name).read_bytes() for name in BESIDE if (directory / name).is_file()}
-    generation = read_object(directory / BESIDE[2]) if BESIDE[2] in beside else {}
+    generation = read_object(directory / GENERATION) if GENERATION in beside else {}
     starts, ends = marks(config, generation)
     if file == Path():
         return Vocabulary("ids", b"", starts, ends, beside)
