@@ -58,9 +58,10 @@ def find(path: Path, fields: dict[str, Any], config: dict[str, Any]) -> Vocabula
 
 def sentencepiece_model(tokens: list[str], scores: list[float], kinds: list[int], prefix: bool) -> bytes:
     """The content of a SentencePiece model file: byte-pair pieces, text as it is but for a blank before it."""
-    from sentencepiece import sentencepiece_model_pb2 as pb
+    from sentencepiece import sentencepiece_model_pb2
 
-    model: Any = pb.ModelProto()
+    messages: Any = sentencepiece_model_pb2  # made when it is imported
+    model = messages.ModelProto()
     for token, score, kind in zip(tokens, scores, kinds, strict=True):
         model.pieces.add(piece=token, score=score, type=kind)
     model.trainer_spec.model_type = 2  # BPE

@@ -42,9 +42,9 @@ class Found(NamedTuple):
 
 def open_published(origin: Path, tokenizer: Path | None) -> Published:
     if origin.suffix == ".gguf":
-        from transformer.interop import gguf
+        from transformer.interop import gguf_file
 
-        return gguf.open_file(origin, tokenizer)
+        return gguf_file.open_file(origin, tokenizer)
     if origin.is_file():
         raise UserError(f"--from: {origin} is a file; name a Hugging Face directory, or a file that ends in .gguf")
     if not origin.is_dir():
