@@ -185,6 +185,9 @@ OTHER: dict[str, Any] = {
     "train.clip": None,
     "model.attention.kernel": "blockwise",  # so few keys are for the plain one by itself
     "model.attention.span.blocks": ("global", "local"),
+    "model.attention.span.local_base": 50.0,
+    "model.attention.bias": "qkv",
+    "model.attention.score_width": 8.0,
     "model.attention.scores.soft_cap": 1.5,
     "model.attention.scores.bias": 0.5,
     "model.logits_soft_cap": 1.5,

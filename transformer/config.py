@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from transformer.data.prepare import Data
-from transformer.data.tokenizer import Bpe, Bytes, Unigram
+from transformer.data.tokenizer import Bpe, Bytes, Imported, Unigram
 from transformer.errors import UserError, did_you_mean
 from transformer.model import config as model_config
 from transformer.model.attention import kind
@@ -29,7 +29,7 @@ class Experiment:
     """Everything that decides a run's result."""
 
     model: Model = Model()
-    tokenizer: Bytes | Unigram | Bpe = Bpe()
+    tokenizer: Bytes | Unigram | Bpe | Imported = Bpe()
     data: Data = Data()
     train: Train = Train()
     mesh: Mesh = Mesh()

@@ -33,7 +33,7 @@ def row_logits(model: Any, params: Any, tokens: np.ndarray, segments: np.ndarray
 def document_logits(model: Any, params: Any, ids: np.ndarray) -> np.ndarray:
     p = _float64(params)
     places = np.arange(len(ids))
-    stream = [p["embedding"][i].copy() for i in ids]
+    stream = [p["embedding"][i] * (math.sqrt(model.width) if model.scale_embedding else 1) for i in ids]
     kind = type(model.positions).__name__
     for t in places:
         if kind == "Learned":
@@ -67,6 +67,10 @@ def _block(model: Any, w: Any, layer: int, stream: list[np.ndarray], memo: dict[
     if model.norms == "post":
         stream = normed("attention_norm", both(stream, attention(stream)))
         return normed("mlp_norm", both(stream, mlp(stream)))
+    if model.norms == "after":
+        first = normed("attention_norm_after", attention(stream))
+        middle = both(stream, first)
+        return both(middle, normed("mlp_norm_after", mlp(stream if model.parallel else middle)))
     first = attention(normed("attention_norm", stream))
     if model.norms != "pre":
         first = normed("attention_norm_after", first)
@@ -104,20 +108,25 @@ def _attention(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[
     return results
 
 
-def _turns(model: Any, layer: int) -> bool:
+def _turns(model: Any, layer: int) -> tuple[bool, float | None]:
+    """Whether a block's queries and keys are turned, and the base where it has one of its own."""
     span = model.attention.span
-    everything = type(span).__name__ == "Pattern" and span.blocks[layer % len(span.blocks)] == "global"
-    return type(model.positions).__name__ == "Rotary" and not (everything and not span.rotate_global)
+    pattern = type(span).__name__ == "Pattern"
+    everything = pattern and span.blocks[layer % len(span.blocks)] == "global"
+    turns = type(model.positions).__name__ == "Rotary" and not (everything and not span.rotate_global)
+    return turns, span.local_base if pattern and not everything else None
 
 
-def _placed(model: Any, w: Any, name: str, heads: list[np.ndarray], t: int, turns: bool) -> list[np.ndarray]:
+def _placed(
+    model: Any, w: Any, name: str, heads: list[np.ndarray], t: int, turns: tuple[bool, float | None]
+) -> list[np.ndarray]:
     """Queries or keys of one position, normed and turned."""
     rows = np.array(heads)
     if model.attention.qk_norm == "head":
-        rows = np.array([_rms(model, row) * w[name]["scale"] for row in rows])
+        rows = np.array([_rms(model, row) * _scale(model, w[name]) for row in rows])
     elif model.attention.qk_norm == "width":
-        rows = _rms(model, rows.reshape(-1)).reshape(rows.shape) * w[name]["scale"]
-    return [_turned(model, row, t) if turns else row for row in rows]
+        rows = _rms(model, rows.reshape(-1)).reshape(rows.shape) * _scale(model, w[name])
+    return [_turned(model, row, t, turns[1]) if turns[0] else row for row in rows]
 
 
 def _shares(model: Any, w: Any, layer: int, t: int, head: int, query: np.ndarray, keys: list[Any]) -> dict[int, float]:
@@ -126,7 +135,7 @@ def _shares(model: Any, w: Any, layer: int, t: int, head: int, query: np.ndarray
     for s, key in enumerate(keys):
         if not _sees(a.span, layer, t, s):
             continue
-        score = float(query @ key) / math.sqrt(len(query))
+        score = float(query @ key) / math.sqrt(a.score_width or len(query))
         if a.scores.soft_cap is not None:
             score = a.scores.soft_cap * math.tanh(score / a.scores.soft_cap)
         if type(model.positions).__name__ == "Alibi":
@@ -180,7 +189,7 @@ def _grouped(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[st
 def _latent(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str, Any]) -> list[Any]:
     """arXiv:2405.04434, equations 9 to 19, every key and value of every head written out."""
     own, size = model.attention.projection, model.width // model.heads if model.head_width is None else model.head_width
-    rotary = type(model.positions).__name__ == "Rotary"
+    rotary, (_, base) = type(model.positions).__name__ == "Rotary", _turns(model, layer)
 
     def shortened(name: str, x: np.ndarray, normed: bool) -> np.ndarray:
         y = x @ w[f"{name}_down"]["w"] + w[f"{name}_down"].get("b", 0.0)
@@ -188,7 +197,7 @@ def _latent(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str
 
     latents = [shortened("key_value", x, own.norm) for x in xs]
     sources = [x if own.q_rank is None else shortened("query", x, own.norm) for x in xs]
-    shared = [_turned(model, shortened("key_rotary", x, False), s) if rotary else [] for s, x in enumerate(xs)]
+    shared = [_turned(model, shortened("key_rotary", x, False), s, base) if rotary else [] for s, x in enumerate(xs)]
     results = []
     for t, source in enumerate(sources):
         mixed = []
@@ -196,7 +205,7 @@ def _latent(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str
             query = _product(w["query"], source, head)
             assert len(query) == size + (own.rope_width if rotary else 0)
             if rotary:
-                query = np.concatenate([query[:size], _turned(model, query[size:], t)])
+                query = np.concatenate([query[:size], _turned(model, query[size:], t, base)])
             keys = [np.concatenate([c @ w["key"][:, head], r]) for c, r in zip(latents, shared, strict=True)]
             shares = _shares(model, w, layer, t, head, query, keys)
             mixed.append(sum(share * (latents[s] @ w["value"][:, head]) for s, share in shares.items()))
@@ -229,7 +238,7 @@ def _differential(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: di
             for part, times in ((2 * head, 1.0), (2 * head + 1, -factor)):
                 shares = _shares(model, w, layer, t, head, queries[t][part], [k[part] for k in keys])
                 total = total + times * sum(share * values[s][head] for s, share in shares.items())
-            mixed.append((1 - start) * _rms(model, total) * w["norm"]["scale"])
+            mixed.append((1 - start) * _rms(model, total) * _scale(model, w["norm"]))
         results.append(mixed)
     return results
 
@@ -249,7 +258,7 @@ def _linear(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str
             gate = _product(w["decay"], x, head)
             decay = (1 / (1 + math.exp(-gate))) ** (1 / model.attention.projection.slowness)
             states[head] = decay * states[head] + np.outer(keys[head], values[t][head])
-            mixed.append(_rms(model, queries[head] / math.sqrt(size) @ states[head]) * w["norm"]["scale"])
+            mixed.append(_rms(model, queries[head] / math.sqrt(size) @ states[head]) * _scale(model, w["norm"]))
         results.append(mixed)
     return results
 
@@ -287,13 +296,17 @@ def _rms(model: Any, x: np.ndarray) -> np.ndarray:
     return x / math.sqrt(sum(v * v for v in x) / len(x) + model.norm.epsilon)
 
 
-def _turned(model: Any, x: np.ndarray, place: int) -> np.ndarray:
+def _scale(model: Any, w: Any) -> np.ndarray:
+    return w["scale"] + (1 if getattr(model.norm, "centered", False) else 0)
+
+
+def _turned(model: Any, x: np.ndarray, place: int, base: float | None) -> np.ndarray:
     rotary = model.positions
     features = round(len(x) * rotary.share)
     half = features // 2
     pairs = x[:half] + 1j * x[half:features]
-    speeds = [_speed(rotary, i, features) for i in range(half)]
-    pairs = pairs * np.exp(1j * place * np.array(speeds)) * _sharper(rotary.scaling)
+    speeds = [_speed(rotary, i, features) if base is None else base ** (-2 * i / features) for i in range(half)]
+    pairs = pairs * np.exp(1j * place * np.array(speeds)) * (_sharper(rotary.scaling) if base is None else 1.0)
     return np.concatenate([pairs.real, pairs.imag, x[features:]])
 
 
@@ -338,10 +351,17 @@ def _waves(place: int, width: int, base: float) -> np.ndarray:
 def _mlp(model: Any, w: Any, x: np.ndarray) -> np.ndarray:
     if type(model.mlp).__name__ == "Moe":
         return _mixture(model.mlp, w, x)
-    if type(model.mlp).__name__ == "Swiglu":
-        return _gated(w, x)
     up = x @ w["up"]["w"] + w["up"].get("b", 0.0)
-    hidden = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+    kind = type(model.mlp).__name__
+    gate = up if kind == "Gelu" else x @ w["gate"]["w"] + w["gate"].get("b", 0.0)
+    if kind == "Swiglu":
+        hidden = gate / (1 + np.exp(-gate)) * up
+    else:
+        if model.mlp.exact:
+            share = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in gate])
+        else:
+            share = 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+        hidden = gate * share * (1 if kind == "Gelu" else up)
     return hidden @ w["down"]["w"] + w["down"].get("b", 0.0)
 
 
@@ -401,7 +421,7 @@ def _norm(model: Any, w: Any, x: np.ndarray) -> np.ndarray:
     if type(model.norm).__name__ == "LayerNorm":
         x = x - sum(x) / len(x)
     size = sum(v * v for v in x) / len(x)
-    return x / math.sqrt(size + model.norm.epsilon) * w["scale"] + w.get("b", 0.0)
+    return x / math.sqrt(size + model.norm.epsilon) * _scale(model, w) + w.get("b", 0.0)
 
 
 def _layer(tree: Any, layer: int) -> Any:

@@ -15,7 +15,9 @@ from transformer.model.differential import Differential
 from transformer.model.grouped import Grouped
 from transformer.model.layers import declared_leaves
 from transformer.model.linear import Linear as LinearAttention
-from transformer.model.positions import Rotary
+from transformer.model.mlp import Geglu
+from transformer.model.positions import Linear, Rotary
+from transformer.model.spans import Pattern, Sliding
 from transformer.parallel.rules import RULES
 from transformer.training.state import declarations, init_params
 
@@ -54,6 +56,18 @@ def test_logits_are_the_oracles_for_kinds_at_random(variant):
 def test_logits_of_one_model_are_the_oracles():
     projection = Attention(projection=Grouped(kv_heads=2))
     compare({"attention": projection, "positions": Rotary(), "bias": True, "head_width": 6, "depth": 3}, seed=7)
+
+
+@pytest.mark.parametrize("bias, model", [("none", True), ("all", False)])
+def test_attention_may_have_biases_where_the_rest_has_none_and_the_other_way_round(bias, model):
+    compare({"attention": Attention(bias=bias, gate=True), "bias": model}, seed=9)
+
+
+@pytest.mark.parametrize("stack", ["unroll", "scan"])
+def test_blocks_that_see_a_part_may_turn_at_a_speed_of_their_own(stack):
+    span = Pattern(local=Sliding(window=3), local_base=9.0)
+    model = {"attention": Attention(span=span), "positions": Rotary(base=50.0, scaling=Linear()), "depth": 3}
+    compare(model | {"stack": stack, "mlp": Geglu(exact=True)}, seed=8)
 
 
 @pytest.mark.parametrize("variant", PAIRWISE, ids=model_name)

@@ -9,7 +9,7 @@ from transformer.model.differential import Differential
 from transformer.model.grouped import Grouped, MultiHead, MultiQuery
 from transformer.model.latent import Latent
 from transformer.model.linear import Linear as LinearAttention
-from transformer.model.mlp import Gelu, Swiglu
+from transformer.model.mlp import Geglu, Gelu, Swiglu
 from transformer.model.moe import Moe
 from transformer.model.norms import LayerNorm, RmsNorm
 from transformer.model.positions import (
@@ -54,6 +54,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "attention.qk_norm": ("none", "head", "width"),
     "attention.gate": (False, True),
     "attention.value_residual": ("none", "fixed", "learned"),
+    "attention.bias": ("as_model", "qkv"),
+    "attention.score_width": (None, 3.0),
     "positions": (
         Learned(),
         Sinusoidal(base=50.0),
@@ -66,19 +68,22 @@ CHOICES: dict[str, tuple[Any, ...]] = {
         Relative(buckets=4, farthest=6),
         None_(),
     ),
-    "norms": ("pre", "post", "sandwich", "peri"),
+    "norms": ("pre", "post", "sandwich", "peri", "after"),
     "parallel": (False, True),
     "loops": (1, 2),
     "logits_soft_cap": (None, 2.0),
-    "norm": (LayerNorm(epsilon=1e-3), RmsNorm(epsilon=1e-3)),
+    "norm": (LayerNorm(epsilon=1e-3), RmsNorm(epsilon=1e-3), RmsNorm(epsilon=1e-3, centered=True)),
     "final_norm": (True, False),
     "mlp": (
         Gelu(width=24),
+        Gelu(exact=True),
         Swiglu(),
+        Geglu(width=24),
         Moe(experts=4, width=8),
         Moe(experts=5, top_k=3, shared=2, width=4, scores="sigmoid"),
         Moe(experts=3, top_k=1, width=8, normalise=False),
     ),
+    "scale_embedding": (False, True),
     "tie_embeddings": (False, True),
     "bias": (False, True),
     "head_width": (None, 6),
@@ -104,6 +109,10 @@ def valid(choice: dict[str, Any]) -> bool:
     if choice["parallel"] and choice["norms"] == "post":
         return False
     projection, positions = choice["attention.projection"], choice["positions"]
+    if isinstance(projection, Latent | LinearAttention) and (
+        choice["attention.bias"] != "as_model" or choice["attention.score_width"] is not None
+    ):
+        return False
     if isinstance(projection, Latent):
         return choice["attention.qk_norm"] == choice["attention.value_residual"] == "none"
     if isinstance(projection, Differential) and isinstance(positions, Rotary):

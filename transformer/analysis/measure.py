@@ -20,7 +20,7 @@ def validation(run: Run, cache: Path, log: Log) -> Documents:
     """The documents that the run's training held out. UserError where the text has changed since."""
     prepared = prepare(run.experiment.data, run.experiment.tokenizer, cache, log)
     runs.check_text(run.directory, prepared.content_hash, prepared.tokenizer.fingerprint)
-    return Documents(prepared.validation, run.tokenizer.end_id)
+    return Documents(prepared.validation, run.tokenizer.start_id)
 
 
 def texts(run: Run, source: str) -> Encoded:
@@ -30,7 +30,7 @@ def texts(run: Run, source: str) -> Encoded:
     found = [b"".join(d.chunks()) for file in find(source) for d in read(file, field)]
     if not any(found):
         raise UserError(f"{source}: holds no text")
-    return Encoded([encode(run.tokenizer, text, piece_bytes) for text in found])
+    return Encoded([encode(run.tokenizer, text, piece_bytes) for text in found], sum(map(len, found)))
 
 
 def measure(
@@ -46,7 +46,7 @@ def measure(
         "run": str(run.directory),
         "step": step,
         "text": what,
-        **total(scores).report(),
+        **total(scores)._replace(bytes=found.bytes).report(),  # an imported tokenizer may add and drop some
         "window": context,
         "stride": stride,
         "documents": len(found),

@@ -16,13 +16,14 @@ Ids = npt.NDArray[np.int32]
 class Documents:
     """``documents[i]`` is the start token and then document i's text, without its end; read when asked for.
 
-    ``lengths[i]`` is how many tokens of text that is, known without reading them.
+    ``lengths[i]`` is how many tokens of text that is, known without reading them; ``bytes`` how long the sources are.
     """
 
-    def __init__(self, stores: Sequence[TokenStore], end_id: int):
-        self._stores, self._end_id = stores, end_id
+    def __init__(self, stores: Sequence[TokenStore], start_id: int):
+        self._stores, self._start_id = stores, start_id
         self._places: list[tuple[int, int, int]] = []  # store, first piece, piece after the last
         self.lengths: list[int] = []
+        self.bytes = sum(int(store.source_bytes_P.sum()) for store in stores)
         for number, store in enumerate(stores):
             starts = np.flatnonzero(np.diff(store.document_P, prepend=-1))
             for first, after in zip(starts.tolist(), [*starts[1:].tolist(), store.pieces], strict=True):
@@ -40,7 +41,7 @@ class Documents:
     def _read(self, index: int) -> Ids:
         number, first, after = self._places[index]
         store = self._stores[number]
-        parts = [np.array([self._end_id], np.int32)]
+        parts = [np.array([self._start_id], np.int32)]
         for piece in range(first, after):
             ids = store.piece(piece)[1:]
             parts.append(ids[:-1] if store.is_last_P[piece] else ids)
@@ -54,15 +55,15 @@ def token_sizes(tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
 
 def encode(tokenizer: Tokenizer, text: bytes, piece_bytes: int) -> Ids:
     """``text`` as a document's ids, cut and encoded in pieces as training text is."""
-    pieces = [part.decode() for part, _ in cut([text], piece_bytes)]
-    return np.concatenate([np.array([tokenizer.end_id], np.int32), *tokenizer.encode_batch(pieces)])
+    pieces = [text.decode()] if tokenizer.whole else [part.decode() for part, _ in cut([text], piece_bytes)]
+    return np.concatenate([np.array([tokenizer.start_id], np.int32), *tokenizer.encode_batch(pieces)])
 
 
 class Encoded:
     """Documents that were just encoded, in the form of ``Documents``."""
 
-    def __init__(self, documents: Sequence[Ids]):
-        self._documents = documents
+    def __init__(self, documents: Sequence[Ids], size: int = 0):
+        self._documents, self.bytes = documents, size
         self.lengths = [len(ids) - 1 for ids in documents]
 
     def __len__(self) -> int:

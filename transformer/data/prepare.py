@@ -28,7 +28,7 @@ from transformer.data import corpora, readers, split, tokenizer_training
 from transformer.data.corpora import Source
 from transformer.data.pieces import cut
 from transformer.data.store import TokenStore, Writer
-from transformer.data.tokenizer import Bytes, ByteTokenizer, Tokenizer, TokenizerConfig, load
+from transformer.data.tokenizer import Bytes, ByteTokenizer, Imported, Tokenizer, TokenizerConfig, load
 from transformer.errors import UserError
 from transformer.parallel import hosts
 from transformer.settings import settings, tag_of, to_dict
@@ -152,6 +152,11 @@ def _build(
     tokenizer: Tokenizer
     if isinstance(config, Bytes):
         tokenizer = ByteTokenizer()
+    elif isinstance(config, Imported):
+        if not config.path:
+            raise UserError("config.tokenizer.path: is missing: the directory of the run that was imported")
+        tokenizer = load(config, entry)
+        report["tokenizer"] = {"kind": "imported", "vocab_size": tokenizer.vocab_size}
     else:
         size = sum(_sizes(m)["train"]["bytes"] for m in manifests)
         log(f"training the tokenizer on {min(size, tokenizer_training.TRAINING_BYTES) / 1e6:.1f} MB")
@@ -207,8 +212,8 @@ def _training_text(source: Source, manifest: Path, piece_bytes: int) -> Iterator
 
 
 def _encode(source: Source, manifest: Path, stem: Path, tokenizer: Tokenizer, piece_bytes: int, log: Log) -> None:
-    """Write both stores of a source: each piece as end of text, its ids, and end of text after a document."""
-    end = np.array([tokenizer.end_id], np.int32)
+    """Write both stores of a source: each piece as its start, its ids, and end of text after a document."""
+    start, end = np.array([tokenizer.start_id], np.int32), np.array([tokenizer.end_id], np.int32)
     waiting: list[tuple[int, str, bytes, bool]] = []
     size = said = 0
     with (
@@ -219,7 +224,7 @@ def _encode(source: Source, manifest: Path, stem: Path, tokenizer: Tokenizer, pi
         def flush() -> None:
             ids = tokenizer.encode_batch([piece.decode() for _, _, piece, _ in waiting])
             for (number, side, piece, is_last), ids_T in zip(waiting, ids, strict=True):
-                whole = np.concatenate([end, ids_T, end] if is_last else [end, ids_T])
+                whole = np.concatenate([start, ids_T, end] if is_last else [start, ids_T])
                 (train if side == "train" else validation).add(whole, len(piece), number, is_last)
             waiting.clear()
 

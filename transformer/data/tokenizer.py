@@ -10,13 +10,16 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from transformer.errors import UserError
 from transformer.settings import settings
+
+if TYPE_CHECKING:
+    from transformer.data.imported import ImportedTokenizer
 
 Ids = npt.NDArray[np.int32]
 
@@ -59,31 +62,44 @@ class Bpe:
     vocab_size: int = 2048
 
 
-TokenizerConfig = Bytes | Unigram | Bpe
+@settings
+class Imported:
+    """The tokenizer of imported weights, as it is; ``ids``: they had none, and text is numbers."""
+
+    path: str = ""  # a run that has it; empty: the run itself
+    format: Literal["json", "sentencepiece", "ids"] = "json"
+    vocab_size: int = 2  # of the model, which may have more rows than the tokenizer has entries
+    start_id: int | None = None  # what stands before a text
+    end_ids: tuple[int, ...] = ()  # what ends one
+
+
+TokenizerConfig = Bytes | Unigram | Bpe | Imported
 
 
 class ByteTokenizer:
     """The bytes of UTF-8 as ids 0..255; 256 is end of text."""
 
     vocab_size = 257
-    end_id = 256
+    start_id = end_id = 256
+    starts, end_ids = [256], (256,)
+    whole = False
     fingerprint = hashlib.sha256(b"utf-8 bytes, 256 is end of text").hexdigest()
 
     def encode(self, text: str) -> Ids:
         """Ids of ``text``. Raises UserError for text that is no Unicode (lone surrogates)."""
-        return np.frombuffer(_utf8(text), np.uint8).astype(np.int32)
+        return np.frombuffer(utf8(text), np.uint8).astype(np.int32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         return [self.encode(text) for text in texts]
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that an id stands for; b'' for end of text."""
-        _check_ids([token], self.vocab_size)
+        check_ids([token], self.vocab_size)
         return bytes([token]) if token < 256 else b""
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The exact bytes; end of text gives none. Raises UserError for ids outside the vocabulary."""
-        array_T = _check_ids(ids, self.vocab_size)
+        array_T = check_ids(ids, self.vocab_size)
         return array_T[array_T < 256].astype(np.uint8).tobytes()
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -92,7 +108,7 @@ class ByteTokenizer:
 
     def describe(self, token: int) -> str:
         """What a person reads for one id, e.g. ``' '`` or ``<0xE2>`` or ``<end of text>``."""
-        return _describe(self.token_bytes(token))
+        return describe_bytes(self.token_bytes(token))
 
     def save(self, directory: Path) -> None:
         """Nothing to save: the scheme is fixed."""
@@ -104,6 +120,8 @@ class SentencePieceTokenizer:
     ``model`` is the content of a model file. Raises UserError when it is none, or when it changes text
     (folds blanks or letters, adds a leading blank) or has no byte pieces to fall back on.
     """
+
+    whole = False  # a document may be encoded in pieces
 
     def __init__(self, model: bytes):
         import sentencepiece
@@ -118,7 +136,8 @@ class SentencePieceTokenizer:
         self.end_id: int = self._pieces.eos_id()
         if self.end_id < 0:
             raise UserError("the tokenizer model has no end of text (its eos_id is off)")
-        self._bytes = [self._bytes_of(i) for i in range(self.vocab_size)]
+        self.start_id, self.starts, self.end_ids = self.end_id, [self.end_id], (self.end_id,)
+        self._bytes = [sentencepiece_bytes(self._pieces, i) for i in range(self.vocab_size)]
         self._byte_ids = {self._bytes[i]: i for i in range(self.vocab_size) if self._pieces.is_byte(i)}
         if len(self._byte_ids) < 256:
             raise UserError("the tokenizer model has no byte pieces, so it cannot hold every text")
@@ -127,16 +146,6 @@ class SentencePieceTokenizer:
             if self.decode_bytes(self.encode(text)) != text.encode():
                 raise UserError(f"the tokenizer model is lossy: it changes {text[:40]!r}")
 
-    def _bytes_of(self, token: int) -> bytes:
-        if self._pieces.is_control(token) or self._pieces.is_unknown(token):
-            return b""
-        piece: str = self._pieces.id_to_piece(token)
-        if self._pieces.is_byte(token):
-            match = _BYTE_PIECE.fullmatch(piece)
-            assert match, piece
-            return bytes([int(match[1], 16)])
-        return piece.replace(BLANK, " ").encode()
-
     def encode(self, text: str) -> Ids:
         """Ids of ``text``; never a special id. Raises UserError for lone surrogates."""
         return self.encode_batch([text])[0]
@@ -144,7 +153,7 @@ class SentencePieceTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """``encode`` of every text, on several threads."""
         for text in texts:
-            _utf8(text)
+            utf8(text)
         # A literal BLANK would come back as a space: cut the text around it and put in its bytes.
         parts = [text.split(BLANK) for text in texts]
         flat = [part for split in parts for part in split]
@@ -161,13 +170,13 @@ class SentencePieceTokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that an id stands for; b'' for a special one."""
-        _check_ids([token], self.vocab_size)
+        check_ids([token], self.vocab_size)
         return self._bytes[token]
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The exact bytes; special ids give none. Raises UserError for ids outside the vocabulary."""
         # Through our own table: SentencePiece's decoder hides bytes that are no UTF-8.
-        return b"".join([self._bytes[i] for i in _check_ids(ids, self.vocab_size).tolist()])
+        return b"".join([self._bytes[i] for i in check_ids(ids, self.vocab_size).tolist()])
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text; bytes that are no UTF-8 (a token sequence may end inside a letter) show as U+FFFD."""
@@ -177,20 +186,36 @@ class SentencePieceTokenizer:
         """What a person reads for one id, e.g. ``' the'`` or ``<0xE2>`` or ``<end of text>``."""
         if token != self.end_id and not self.token_bytes(token):
             return str(self._pieces.id_to_piece(token))
-        return _describe(self.token_bytes(token))
+        return describe_bytes(self.token_bytes(token))
 
     def save(self, directory: Path) -> None:
         """Write ``tokenizer.model`` into ``directory``, which must exist."""
         (directory / MODEL_FILE).write_bytes(self.model)
 
 
-Tokenizer = ByteTokenizer | SentencePieceTokenizer
+def sentencepiece_bytes(pieces: Any, token: int) -> bytes:
+    """The bytes that a piece of a SentencePiece processor stands for; b'' for a special one."""
+    if pieces.is_control(token) or pieces.is_unknown(token):
+        return b""
+    piece: str = pieces.id_to_piece(token)
+    if pieces.is_byte(token):
+        match = _BYTE_PIECE.fullmatch(piece)
+        assert match, piece
+        return bytes([int(match[1], 16)])
+    return piece.replace(BLANK, " ").encode()
+
+
+Tokenizer = Union[ByteTokenizer, SentencePieceTokenizer, "ImportedTokenizer"]
 
 
 def load(config: TokenizerConfig, directory: Path) -> Tokenizer:
     """The tokenizer that ``save`` left in ``directory``. Raises UserError where there is none."""
     if isinstance(config, Bytes):
         return ByteTokenizer()
+    if isinstance(config, Imported):
+        from transformer.data import imported
+
+        return imported.load(config, directory)
     path = directory / MODEL_FILE
     try:
         model = path.read_bytes()
@@ -202,7 +227,7 @@ def load(config: TokenizerConfig, directory: Path) -> Tokenizer:
         raise UserError(f"{path}: {error}") from None
 
 
-def _utf8(text: str) -> bytes:
+def utf8(text: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -211,7 +236,7 @@ def _utf8(text: str) -> bytes:
         ) from None
 
 
-def _check_ids(ids: Iterable[int], vocab_size: int) -> Ids:
+def check_ids(ids: Iterable[int], vocab_size: int) -> Ids:
     array_T = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64).reshape(-1)
     wrong = array_T[(array_T < 0) | (array_T >= vocab_size)]
     if wrong.size:
@@ -219,7 +244,7 @@ def _check_ids(ids: Iterable[int], vocab_size: int) -> Ids:
     return array_T.astype(np.int32)
 
 
-def _describe(content: bytes) -> str:
+def describe_bytes(content: bytes) -> str:
     if not content:
         return "<end of text>"
     try:

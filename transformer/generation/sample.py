@@ -26,8 +26,10 @@ class Sample(NamedTuple):
 
 def encode_prompts(run: Run, prompts: Sequence[str]) -> list[list[int]]:
     """Ids of each prompt behind the start token, which is added here and nowhere else in generation."""
-    end = run.tokenizer.end_id
-    return [[end, *run.tokenizer.encode(prompt).tolist()] for prompt in prompts]
+    found = [[*run.tokenizer.starts, *run.tokenizer.encode(prompt).tolist()] for prompt in prompts]
+    if not all(found):
+        raise UserError("--prompt: is empty, and these weights have no token that starts a text; give one")
+    return found
 
 
 def room(run: Run, prompts: Sequence[Sequence[int]]) -> int:
@@ -60,7 +62,7 @@ def sample(
     if not 0 <= seed < 1 << 32:
         raise UserError(f"--seed: {seed} is not between 0 and {(1 << 32) - 1}")
     ids = encode_prompts(run, prompts)
-    generator = Generator(run.experiment.program, sampling, (run.tokenizer.end_id,), use_cache)
+    generator = Generator(run.experiment.program, sampling, run.tokenizer.end_ids, use_cache)
     for found in continue_prompts(generator, params, ids, new or room(run, ids), seed, chunk):
         yield [_sample(run, prompt, one) for prompt, one in zip(prompts, found, strict=True)]
 

@@ -34,9 +34,16 @@ class Attention:
     span: Global | Sliding | Chunked | Pattern = Global()
     scores: Softmax | Sigmoid = Softmax()
     qk_norm: Literal["none", "head", "width"] = "none"  # over what queries and keys are normed before their product
+    bias: Literal["as_model", "none", "qkv", "all"] = "as_model"  # biases of the products here
+    score_width: float | None = None  # scores are divided by its root; none: by that of the head's width
     gate: bool = False  # what a head mixed is multiplied by a sigmoid of the block's input: arXiv:2505.06708
     value_residual: Literal["none", "fixed", "learned"] = "none"  # the first block's values in later ones: see `place`
     kernel: kernels.Name = "auto"  # plain writes out the n x n table; the others give the same in linear memory
+
+    def biased(self, bias: bool) -> tuple[bool, bool]:
+        """Whether the products with the block's input have biases (query, key, value, gate), and whether the one back
+        to the stream has, where the model's own setting is ``bias``."""
+        return {"as_model": (bias, bias), "none": (False, False), "qkv": (True, False), "all": (True, True)}[self.bias]
 
 
 class Kind(NamedTuple):

@@ -13,7 +13,7 @@ from flax import linen as nn
 from transformer.model import attention
 from transformer.model.cache import View
 from transformer.model.masks import Mask
-from transformer.model.mlp import Gelu, Mlp, Swiglu
+from transformer.model.mlp import Geglu, Gelu, Mlp, Swiglu
 from transformer.model.moe import Mixture, Moe
 from transformer.model.norms import Norm
 from transformer.model.place import FIRST, Place
@@ -23,14 +23,15 @@ from transformer.parallel.rules import put
 if TYPE_CHECKING:
     from transformer.model.config import Model
 
-MLPS: dict[type, type[nn.Module]] = {Gelu: Mlp, Swiglu: Mlp, Moe: Mixture}
+MLPS: dict[type, type[nn.Module]] = {Gelu: Mlp, Swiglu: Mlp, Geglu: Mlp, Moe: Mixture}
 
 
 class Block(nn.Module):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``. The second result is the updated cache, if any.
 
     That is pre-norm. ``config.norms`` moves the norms (post: arXiv:1706.03762, 5.4; sandwich: arXiv:2105.13290; peri:
-    arXiv:2502.02732), ``config.parallel`` lets both branches read the same stream (arXiv:2204.02311, section 2).
+    arXiv:2502.02732; after each branch alone: OLMo 2, arXiv:2501.00656, 3.2), ``config.parallel`` lets both branches
+    read the same stream (arXiv:2204.02311, section 2).
     """
 
     config: Model
@@ -59,12 +60,12 @@ class Block(nn.Module):
 
     def before(self, branch: str, x_BTD: jax.Array) -> jax.Array:
         """What a branch reads of the stream."""
-        return x_BTD if self.config.norms == "post" else Norm(self.config, name=f"{branch}_norm")(x_BTD)
+        return x_BTD if self.config.norms in ("post", "after") else Norm(self.config, name=f"{branch}_norm")(x_BTD)
 
     def after(self, branch: str, x_BTD: jax.Array, added_BTD: jax.Array) -> jax.Array:
         """The stream with what a branch gives."""
         c = self.config
-        if c.norms in ("sandwich", "peri"):
+        if c.norms in ("sandwich", "peri", "after"):
             added_BTD = Norm(c, name=f"{branch}_norm_after")(added_BTD)
         x_BTD = x_BTD + dropout(self, added_BTD, c.dropout, self.train)
         return Norm(c, name=f"{branch}_norm")(x_BTD) if c.norms == "post" else x_BTD

@@ -6,7 +6,8 @@ from typing import Literal
 from transformer.errors import UserError
 from transformer.model import attention, moe, positions, spans
 from transformer.model.attention import Attention, kind
-from transformer.model.mlp import Gelu, Swiglu
+from transformer.model.grouped import Grouped, MultiHead, MultiQuery
+from transformer.model.mlp import Geglu, Gelu, Swiglu
 from transformer.model.moe import Moe
 from transformer.model.norms import LayerNorm, RmsNorm
 from transformer.model.positions import Alibi, Learned, None_, Relative, Rotary, Sinusoidal
@@ -26,14 +27,17 @@ class Model:
     attention: Attention = Attention()
     positions: Learned | Sinusoidal | Rotary | Alibi | Relative | None_ = Learned()
     norm: LayerNorm | RmsNorm = LayerNorm()
-    norms: Literal["pre", "post", "sandwich", "peri"] = "pre"  # where in a block; peri also norms the embedding
+    norms: Literal["pre", "post", "sandwich", "peri", "after"] = (
+        "pre"  # where in a block; peri also norms the embedding
+    )
     parallel: bool = False  # attention and MLP of a block read the same stream, and add to it together
     loops: int = 1  # how often the stack is gone through, with the same weights: arXiv:1807.03819
     layer_drop: float = 0.0  # the share of blocks that a training step leaves out: arXiv:1909.11556
     final_norm: bool = True  # between the last block and the unembedding; pre-norm models have it
-    mlp: Gelu | Swiglu | Moe = Gelu()
+    mlp: Gelu | Swiglu | Geglu | Moe = Gelu()
     bias: bool = False  # biases in every product, and the shift of LayerNorm
     tie_embeddings: bool = False  # the unembedding is the embedding table, transposed
+    scale_embedding: bool = False  # a token's vector times sqrt(width): arXiv:1706.03762, section 3.4
     dropout: float = 0.0  # on the embedding and on what each branch adds to the stream
     init_std: float = 0.02  # GPT-2's; what writes to the stream gets it over sqrt(2 L)
     logits_soft_cap: float | None = None  # logits s become c tanh(s / c): arXiv:2408.00118, section 2
@@ -70,9 +74,12 @@ class Model:
         if not isinstance(span, Pattern):
             return self
         own = spans.of_block(span, i)
-        bare = isinstance(own, Global) and not span.rotate_global
-        own_attention = dataclasses.replace(self.attention, span=own)
-        return dataclasses.replace(self, attention=own_attention, positions=None_() if bare else self.positions)
+        own_attention, positions = dataclasses.replace(self.attention, span=own), self.positions
+        if isinstance(own, Global) and not span.rotate_global:
+            positions = None_()
+        elif not isinstance(own, Global) and span.local_base is not None and isinstance(positions, Rotary):
+            positions = Rotary(base=span.local_base, share=positions.share)
+        return dataclasses.replace(self, attention=own_attention, positions=positions)
 
 
 def check(model: Model) -> None:
@@ -110,4 +117,27 @@ def check(model: Model) -> None:
     attention.check(model)
     if isinstance(model.mlp, Moe):
         moe.check(model.mlp)
+    if isinstance(span, Pattern) and span.local_base is not None:
+        where = f"config.model.attention.span.local_base: {span.local_base}"
+        if not isinstance(model.positions, Rotary):
+            raise UserError(f"{where} has no effect here: the positions are not rotary; leave it out")
+        if span.local_base <= 1:
+            raise UserError(f"{where} is not above 1")
+        if Rotary(base=span.local_base, share=model.positions.share) == model.positions:
+            raise UserError(f"{where} has no effect here: it is the base of all blocks; leave it out")
+    own = model.attention
+    if not isinstance(own.projection, MultiHead | MultiQuery | Grouped):
+        for name, usual in (("bias", "as_model"), ("score_width", None)):
+            if getattr(own, name) != usual:
+                raise UserError(f"config.model.attention.{name}: only multi_head, multi_query and grouped know of it")
+    if own.bias != "as_model" and own.biased(model.bias) == (model.bias, model.bias):
+        raise UserError(
+            f"config.model.attention.bias: {own.bias!r} has no effect here: config.model.bias is {model.bias}"
+        )
+    width = (kind(model).widths(model) or (None,))[0]
+    if own.score_width is not None and (own.score_width <= 0 or own.score_width == width):
+        raise UserError(
+            f"config.model.attention.score_width: {own.score_width} is not above 0, or is the head's own width; "
+            "none for that"
+        )
     positions.check(model)

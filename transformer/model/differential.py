@@ -102,5 +102,4 @@ def rest(c: Model) -> int:
     N, H = c.heads, c.head_size
     normed = {"none": 0, "head": 2 * H // 2, "width": 2 * N * H}[c.attention.qk_norm]
     own = 4 * H // 2 + H  # lambda, and the norm over heads
-    biases = grouped.heads(c) * H + c.width if c.bias else 0
-    return own + normed + scoring_weights(c) + residual_weights(c) + biases
+    return own + normed + scoring_weights(c) + residual_weights(c) + grouped.biases(c)

@@ -125,7 +125,12 @@ def matrices(c: Model) -> int:
     return (heads(c) + c.heads) * c.head_size * c.width
 
 
+def biases(c: Model) -> int:
+    inner, outer = c.attention.biased(c.bias)
+    return inner * heads(c) * c.head_size + outer * c.width
+
+
 def rest(c: Model) -> int:
     H = c.head_size
     normed = {"none": 0, "head": 2 * H, "width": (c.heads + kv_heads(c)) * H}[c.attention.qk_norm]
-    return normed + scoring_weights(c) + residual_weights(c) + (heads(c) * H + c.width if c.bias else 0)
+    return normed + scoring_weights(c) + residual_weights(c) + biases(c)

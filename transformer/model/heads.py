@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.model.layers import Einsum, weight
+from transformer.model.norms import scale
 from transformer.model.positions import Relative, rotate
 from transformer.model.scores import Scoring, Softmax, scoring
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 def head_layer(c: Model, name: str | None, heads: int, axis: str) -> Einsum:
     """From the stream to ``heads`` heads."""
+    inner, _ = c.attention.biased(c.bias)
     out = ("batch", "time", axis, "head_width")
-    return Einsum((c.width, heads, c.head_size), ("width", axis, "head_width"), out, c.init_std, c.bias, name=name)
+    return Einsum((c.width, heads, c.head_size), ("width", axis, "head_width"), out, c.init_std, inner, name=name)
 
 
 def project(c: Model, x_BTD: jax.Array, name: str, heads: int, axis: str = "heads") -> jax.Array:
@@ -36,9 +38,9 @@ def back(c: Model, mixed_BTNH: jax.Array, x_BTD: jax.Array) -> jax.Array:
     N, H = mixed_BTNH.shape[2:]
     if c.attention.gate:
         mixed_BTNH = mixed_BTNH * jax.nn.sigmoid(project(c, x_BTD, "gate", N))
-    stream = ("batch", "time", "stream")
+    stream, (_, outer) = ("batch", "time", "stream"), c.attention.biased(c.bias)
     axes = ("heads", "head_width", "width")
-    layer = Einsum((N, H, c.width), axes, stream, c.residual_std, c.bias, role="residual", name="out")
+    layer = Einsum((N, H, c.width), axes, stream, c.residual_std, outer, role="residual", name="out")
     return layer("BTNH,NHD->BTD", mixed_BTNH)
 
 
@@ -49,6 +51,8 @@ def placed(c: Model, q_BTNH: jax.Array, k_BTKH: jax.Array, rotation: Any) -> tup
         k_BTKH = HeadNorm(c, "kv_heads", c.attention.qk_norm, name="key_norm")(k_BTKH)
     if rotation is not None:
         q_BTNH, k_BTKH = rotate(q_BTNH, rotation), rotate(k_BTKH, rotation)
+    if c.attention.score_width is not None:  # the kernels divide by the root of H
+        q_BTNH = q_BTNH * (q_BTNH.shape[-1] / c.attention.score_width) ** 0.5
     return q_BTNH, k_BTKH
 
 
@@ -87,5 +91,5 @@ class HeadNorm(nn.Module):
         mean = jnp.square(x32).mean(-1 if head else (-2, -1), keepdims=True)
         y = x32 * jax.lax.rsqrt(mean + self.config.norm.epsilon)
         shape, axes = (x_BTNH.shape[2:], (self.axis, "head_width")) if not head else (x_BTNH.shape[3:], ("head_width",))
-        scale = weight(self, "scale", shape, axes, role="scale", std=0.0)
-        return (y * scale.reshape((1,) * (4 - scale.ndim) + scale.shape)).astype(x_BTNH.dtype)
+        by = scale(self, self.config.norm, shape, axes)
+        return (y * by.reshape((1,) * (4 - by.ndim) + by.shape)).astype(x_BTNH.dtype)

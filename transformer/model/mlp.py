@@ -26,9 +26,10 @@ STREAM = ("batch", "time", "stream")
 
 @settings
 class Gelu:
-    """Two matrices with a GELU (tanh form) between them. arXiv:1606.08415; width none means 4 D."""
+    """Two matrices with a GELU between them. arXiv:1606.08415; width none means 4 D."""
 
     width: int | None = None
+    exact: bool = False  # by the normal distribution itself; false: the paper's tanh form
 
     def hidden(self, model_width: int) -> int:
         return self.width or 4 * model_width
@@ -47,8 +48,8 @@ class Gelu:
 
 
 @settings
-class Swiglu:
-    """Three matrices, one gating another. arXiv:2002.05202; width none means 8/3 D, rounded up to a multiple of 8."""
+class Gated:
+    """Three matrices, one gating another; width none means 8/3 D, rounded up to a multiple of 8."""
 
     width: int | None = None
 
@@ -68,6 +69,18 @@ class Swiglu:
         return 3 * self.hidden(D)
 
 
+@settings
+class Swiglu(Gated):
+    """Three matrices, a SiLU of one gating another. arXiv:2002.05202; width none means 8/3 D, rounded up to 8."""
+
+
+@settings
+class Geglu(Gated):
+    """As swiglu, the gate a GELU. arXiv:2002.05202."""
+
+    exact: bool = False  # by the normal distribution itself; false: the tanh form
+
+
 class Mlp(nn.Module):
     config: Model
 
@@ -82,7 +95,10 @@ class Mlp(nn.Module):
 
         if isinstance(c.mlp, Swiglu):
             h_BTF = jax.nn.silu(widen("gate", x_BTD)) * widen("up", x_BTD)
+        elif isinstance(c.mlp, Geglu):
+            h_BTF = jax.nn.gelu(widen("gate", x_BTD), approximate=not c.mlp.exact) * widen("up", x_BTD)
         else:
-            h_BTF = jax.nn.gelu(widen("up", x_BTD), approximate=True)
+            assert isinstance(c.mlp, Gelu)
+            h_BTF = jax.nn.gelu(widen("up", x_BTD), approximate=not c.mlp.exact)
         down = Einsum((hidden, c.width), ("mlp", "width"), STREAM, c.residual_std, c.bias, role="residual", name="down")
         return down("BTF,FD->BTD", h_BTF)

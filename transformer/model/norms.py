@@ -31,6 +31,14 @@ class RmsNorm:
     """x / sqrt(mean(x^2) + epsilon), scaled. arXiv:1910.07467."""
 
     epsilon: float = 1e-5
+    centered: bool = False  # the weight is the scale's distance from one (Gemma, arXiv:2403.08295)
+
+
+def scale(module: nn.Module, kind: LayerNorm | RmsNorm, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:
+    """Declare what a norm's result is multiplied by, one at first."""
+    if isinstance(kind, RmsNorm) and kind.centered:
+        return 1 + weight(module, "scale", shape, axes, role="bias", std=0.0)
+    return weight(module, "scale", shape, axes, role="scale", std=0.0)
 
 
 class Norm(nn.Module):
@@ -45,7 +53,7 @@ class Norm(nn.Module):
         if isinstance(kind, LayerNorm):
             x32 = x32 - x32.mean(-1, keepdims=True)
         y = x32 * jax.lax.rsqrt(jnp.square(x32).mean(-1, keepdims=True) + kind.epsilon)
-        scale_D = weight(self, "scale", x_BTD.shape[-1:], ("width",), role="scale", std=0.0)
+        scale_D = scale(self, kind, x_BTD.shape[-1:], ("width",))
         y = y * put(scale_D, "stream")[None, None, :]
         if isinstance(kind, LayerNorm) and self.config.bias:
             shift_D = weight(self, "b", x_BTD.shape[-1:], ("width",), role="bias", std=0.0)

@@ -51,7 +51,7 @@ def first_values(c: Model, block: Any, x_BTD: jax.Array) -> Any:
     if c.attention.value_residual == "none":
         return None
     read: Any = x_BTD
-    if c.norms != "post":
+    if c.norms not in ("post", "after"):
         read = Norm(c, parent=None).apply({"params": block["attention_norm"]}, x_BTD)
     weights = block["attention"]["value"]
     layer = head_layer(c, None, weights["w"].shape[1], "kv_heads").clone(parent=None)

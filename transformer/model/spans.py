@@ -48,6 +48,7 @@ class Pattern:
 
     blocks: tuple[Literal["local", "global"], ...] = ("local", "global")
     local: Sliding | Chunked = Sliding()
+    local_base: float | None = None  # rotary's base in blocks that see a part, unscaled there; none: as everywhere
     rotate_global: bool = True  # false: blocks that see everything get no positions (arXiv:2305.19466, NoPE)
 
 

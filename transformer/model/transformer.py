@@ -20,7 +20,7 @@ from transformer.model.layers import by_declaration, product, weight
 from transformer.model.masks import Mask
 from transformer.model.norms import Norm
 from transformer.model.place import Place, first_values
-from transformer.model.positions import POSITIONS, Rotary, lookup
+from transformer.model.positions import POSITIONS, lookup
 from transformer.model.scores import capped
 from transformer.model.spans import has_chunks, period
 from transformer.parallel.rules import spec
@@ -61,7 +61,16 @@ class Transformer(nn.Module):
             table = (V, c.width), ("vocab", "width")
             embedding_VD = weight(self, "embedding", *table, role="embedding", std=c.init_std)
             x_BTD = lookup(embedding_VD, tokens_BT)
+            if c.scale_embedding:
+                x_BTD = x_BTD * c.width**0.5
             signal = POSITIONS[type(c.positions)](c, name="positions")(positions_BT)
+            blocks = [c.block(i) for i in range(period(c.attention.span))]
+            rotations = tuple(
+                signal.rotation
+                if block.positions == c.positions
+                else POSITIONS[type(block.positions)](block)(positions_BT).rotation
+                for block in blocks
+            )
             if signal.added_BTD is not None:
                 x_BTD = x_BTD + signal.added_BTD
             x_BTD = dropout(self, x_BTD.astype(dtype), c.dropout, self.train)
@@ -69,7 +78,7 @@ class Transformer(nn.Module):
 
         if cache is None and has_chunks(c.attention.span):  # counted in the text, not in the row it was packed into
             mask = dataclasses.replace(mask, query_position_BT=positions_BT, key_position_BS=positions_BT)
-        x_BTD, cache = self.blocks(x_BTD, mask, signal.rotation, cache, index_BT, counted_BT)
+        x_BTD, cache = self.blocks(x_BTD, mask, rotations, cache, index_BT, counted_BT)
 
         if only_B is not None:
             rows_B = jnp.arange(only_B.shape[0])
@@ -86,14 +95,14 @@ class Transformer(nn.Module):
             return (head or functools.partial(logits, cap=c.logits_soft_cap))(x_BTD, unembedding_VD), cache
 
     def blocks(
-        self, x_BTD: jax.Array, mask: Mask, rotation: Any, cache: Any, index_BT: Any, counted_BT: Any
+        self, x_BTD: jax.Array, mask: Mask, rotations: Any, cache: Any, index_BT: Any, counted_BT: Any
     ) -> tuple[jax.Array, Any]:
         """The stack of L blocks, gone through once or in loops. Their weights lie stacked along a first dimension,
         scanned or unrolled. What is scanned is one period of the pattern: the settings of its blocks differ."""
         c, p = self.config, period(self.config.attention.span)
         pattern = [Block(c.block(i), self.train, parent=None) for i in range(p)]
         if self.is_initializing():
-            key, block = self.make_rng("params"), pattern[0]
+            key, block, rotation = self.make_rng("params"), pattern[0], rotations[0]
             one = jax.eval_shape(block.init, key, x_BTD, mask, rotation)
             stacked = jax.vmap(lambda i: block.init(jax.random.fold_in(key, i), x_BTD, mask, rotation)["params"])
             self.put_variable("params", "blocks", stacked(jnp.arange(c.depth)))
@@ -104,9 +113,8 @@ class Transformer(nn.Module):
 
         def apply(x_BTD: jax.Array, one: Any, params: Any, i: Any, j: int) -> Any:
             view = None if one is None else View(one, index_BT)
-            own = rotation if isinstance(c.block(j).positions, Rotary) else None
             rngs = {} if drop is None else {"dropout": jax.random.fold_in(drop, i)}
-            given = (x_BTD, mask, own, view, Place(i, first_BTKH), counted_BT)
+            given = (x_BTD, mask, rotations[j], view, Place(i, first_BTKH), counted_BT)
             (y_BTD, new), told = pattern[j].apply({"params": params}, *given, rngs=rngs, mutable=["routing"])
             if drop is not None and c.layer_drop:
                 kept = jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(drop, i), 1), 1 - c.layer_drop)

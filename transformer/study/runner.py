@@ -257,7 +257,7 @@ class Runner:
     def measure(self, experiment: Experiment, directory: Path) -> dict[str, Any]:
         """Loss, perplexity, bits per byte and accuracy of the last weights on the whole validation split."""
         prepared = self.text_of(experiment)
-        documents = Documents(prepared.validation, prepared.tokenizer.end_id)
+        documents = Documents(prepared.validation, prepared.tokenizer.start_id)
         with jax.set_mesh(make_mesh(experiment.mesh)):
             params, step = runs.open_run(directory).params()
             stride = max(1, experiment.model.context // 2)

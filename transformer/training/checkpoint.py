@@ -63,17 +63,18 @@ class Checkpoints:
 
         ``best`` is the step whose checkpoint is kept besides the newest ones.
         """
+        params, optimizer = ocp.args.StandardSave(state.params), ocp.args.StandardSave(_optimizer(state))
+        written_later = ocp.args.JsonSave(dict(progress))  # when the loop has counted on
+        self._save(int(state.step), best, params=params, optimizer=optimizer, progress=written_later)
+
+    def save_params(self, params: Any) -> None:
+        """Begin to write weights alone, as of step 0: a run that starts here, and that nothing was trained in."""
+        self._save(0, None, params=ocp.args.StandardSave(params))
+
+    def _save(self, step: int, best: int | None, **items: Any) -> None:
         self.wait()
-        step = int(state.step)
         self._saving, self._best = self._directory / str(step), best
-        self._writer.save(
-            self._saving,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(state.params),
-                optimizer=ocp.args.StandardSave(_optimizer(state)),
-                progress=ocp.args.JsonSave(dict(progress)),  # it is written later, when the loop has counted on
-            ),
-        )
+        self._writer.save(self._saving, args=ocp.args.Composite(**items))
 
     def restore(self, experiment: Experiment, say: Callable[[str], None]) -> tuple[State, dict[str, Any]] | None:
         """The newest whole state, laid out for the mesh that is set; None where nothing was saved yet.
@@ -81,6 +82,11 @@ class Checkpoints:
         Newer ones that are damaged are set aside, and ``say`` is told. RuntimeError where all are.
         """
         step = agree(lambda: self._newest_whole(say))
+        if step is not None and not (self._directory / str(step) / "optimizer").is_dir():
+            raise UserError(
+                f"--workdir: {self._directory.parent} holds imported weights, and no training to go on with; start "
+                f"another run from them with --config.train.init_from={self._directory.parent}"
+            )
         return None if step is None else restore_state(self._directory / str(step), experiment)
 
     def _newest_whole(self, say: Callable[[str], None]) -> int | None:

@@ -195,7 +195,7 @@ class Loop:
         self.experiment, self.workdir, self.prepared = experiment, workdir, prepared
         self.loader, self.checkpoints, self.records = loader, checkpoints, records
         self.numbers, self.measured, self.say = numbers, measured, say
-        self.documents = Documents(prepared.validation, prepared.tokenizer.end_id)
+        self.documents = Documents(prepared.validation, prepared.tokenizer.start_id)
         self.token_bytes = token_sizes(prepared.tokenizer)
         self.peak_flops = matmul_rate(experiment.model.dtype) * jax.sharding.get_mesh().size
         earlier = read(workdir / "timing.jsonl")
