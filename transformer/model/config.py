@@ -4,10 +4,11 @@ import dataclasses
 from typing import Literal
 
 from transformer.errors import UserError
-from transformer.model import positions, spans
+from transformer.model import parametrisation, positions, spans
 from transformer.model.attention import Attention, kind
 from transformer.model.mlp import Gelu, Swiglu
 from transformer.model.norms import LayerNorm, RmsNorm
+from transformer.model.parametrisation import Completep, DepthMup, Mup, Standard
 from transformer.model.positions import Alibi, Learned, None_, Relative, Rotary, Sinusoidal
 from transformer.model.spans import Global, Pattern
 from transformer.settings import settings
@@ -35,6 +36,7 @@ class Model:
     tie_embeddings: bool = False  # the unembedding is the embedding table, transposed
     dropout: float = 0.0  # on the embedding and on what each branch adds to the stream
     init_std: float = 0.02  # GPT-2's; what writes to the stream gets it over sqrt(2 L)
+    parametrisation: Standard | Mup | DepthMup | Completep = Standard()  # what changes with the model's size, and how
     logits_soft_cap: float | None = None  # logits s become c tanh(s / c): arXiv:2408.00118, section 2
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; weights are always float32
     stack: Literal["auto", "scan", "unroll"] = "auto"  # auto unrolls up to 8 blocks: faster steps, slower compile
@@ -46,13 +48,19 @@ class Model:
         return self.head_width or self.width // self.heads
 
     @property
+    def matrix_std(self) -> float:
+        """Initial std of a block's products."""
+        return self.init_std * parametrisation.of_matrices(self).std
+
+    @property
     def residual_std(self) -> float:
         """Initial std of weights that write to the residual stream: GPT-2 report, section 2.3.
 
         2 L branches add up, so each is scaled by 1/sqrt(2 L) and the stream's variance at
         initialisation does not depend on the depth, nor on the loops over it.
         """
-        return self.init_std / (2 * self.depth * self.loops) ** 0.5
+        std = self.init_std / (2 * self.depth * self.loops) ** 0.5
+        return std * parametrisation.of_matrices(self, residual=True).std
 
     @property
     def unrolled(self) -> bool:
@@ -103,3 +111,4 @@ def check(model: Model) -> None:
         )
     positions.check(model)
     kind(model).check(model)
+    parametrisation.check(model)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.model import cache, kernels, spans
+from transformer.model import cache, kernels, parametrisation, spans
 from transformer.model.layers import Einsum, weight
 from transformer.model.masks import Mask
 from transformer.model.positions import Relative, rotate
@@ -66,7 +66,7 @@ class GroupedAttention(nn.Module):
 
         def project(name: str, heads: int, axis: str) -> jax.Array:
             out = ("batch", "time", axis, "head_width")
-            layer = Einsum((D, heads, H), ("width", axis, "head_width"), out, c.init_std, c.bias, name=name)
+            layer = Einsum((D, heads, H), ("width", axis, "head_width"), out, c.matrix_std, c.bias, name=name)
             return layer("BTD,DNH->BTNH", x_BTD)
 
         q_BTNH = project("query", N, "heads")
@@ -76,6 +76,7 @@ class GroupedAttention(nn.Module):
             k_BTKH = HeadNorm(c, "kv_heads", name="key_norm")(k_BTKH)
         if rotation is not None:
             q_BTNH, k_BTKH = rotate(q_BTNH, rotation), rotate(k_BTKH, rotation)
+        q_BTNH = parametrisation.times(q_BTNH, parametrisation.queries(c))
 
         new_cache, k_BSKH, v_BSKH = None, k_BTKH, v_BTKH
         mask = dataclasses.replace(mask, **spans.limits(c.attention.span))
