@@ -8,6 +8,7 @@ from transformer.allocator import keep_freed_memory
 from transformer.cli import main
 
 NAMES = ("train", "study", "noise", "sample", "evaluate", "cost", "plan", "report", "runs", "import", "export", "bench")
+NAMES += ("coordinates",)
 COMMANDS = {name: f"transformer.commands.{name}" for name in NAMES}
 
 if __name__ == "__main__":

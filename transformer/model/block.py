@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from flax import linen as nn
 
-from transformer.model import attention
+from transformer.model import attention, parametrisation
 from transformer.model.cache import View
 from transformer.model.masks import Mask
 from transformer.model.mlp import Geglu, Gelu, Mlp, Swiglu
@@ -67,6 +67,7 @@ class Block(nn.Module):
         c = self.config
         if c.norms in ("sandwich", "peri", "after"):
             added_BTD = Norm(c, name=f"{branch}_norm_after")(added_BTD)
+        added_BTD = parametrisation.times(added_BTD, parametrisation.branch(c))
         x_BTD = x_BTD + dropout(self, added_BTD, c.dropout, self.train)
         return Norm(c, name=f"{branch}_norm")(x_BTD) if c.norms == "post" else x_BTD
 

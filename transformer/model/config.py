@@ -4,12 +4,13 @@ import dataclasses
 from typing import Literal
 
 from transformer.errors import UserError
-from transformer.model import attention, moe, positions, spans
+from transformer.model import attention, moe, parametrisation, positions, spans
 from transformer.model.attention import Attention, kind
 from transformer.model.grouped import Grouped, MultiHead, MultiQuery
 from transformer.model.mlp import Geglu, Gelu, Swiglu
 from transformer.model.moe import Moe
 from transformer.model.norms import LayerNorm, RmsNorm
+from transformer.model.parametrisation import Completep, DepthMup, Mup, Standard
 from transformer.model.positions import Alibi, Learned, None_, Relative, Rotary, Sinusoidal
 from transformer.model.spans import Global, Pattern
 from transformer.settings import settings
@@ -40,6 +41,7 @@ class Model:
     scale_embedding: bool = False  # a token's vector times sqrt(width): arXiv:1706.03762, section 3.4
     dropout: float = 0.0  # on the embedding and on what each branch adds to the stream
     init_std: float = 0.02  # GPT-2's; what writes to the stream gets it over sqrt(2 L)
+    parametrisation: Standard | Mup | DepthMup | Completep = Standard()  # what changes with the model's size, and how
     logits_soft_cap: float | None = None  # logits s become c tanh(s / c): arXiv:2408.00118, section 2
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; weights are always float32
     stack: Literal["auto", "scan", "unroll"] = "auto"  # auto unrolls up to 8 blocks: faster steps, slower compile
@@ -56,13 +58,19 @@ class Model:
         return kind(self).rotated(self)
 
     @property
+    def matrix_std(self) -> float:
+        """Initial std of a block's products."""
+        return self.init_std * parametrisation.of_matrices(self).std
+
+    @property
     def residual_std(self) -> float:
         """Initial std of weights that write to the residual stream: GPT-2 report, section 2.3.
 
         2 L branches add up, so each is scaled by 1/sqrt(2 L) and the stream's variance at
         initialisation does not depend on the depth, nor on the loops over it.
         """
-        return self.init_std / (2 * self.depth * self.loops) ** 0.5
+        std = self.init_std / (2 * self.depth * self.loops) ** 0.5
+        return std * parametrisation.of_matrices(self, residual=True).std
 
     @property
     def unrolled(self) -> bool:
@@ -141,3 +149,4 @@ def check(model: Model) -> None:
             "none for that"
         )
     positions.check(model)
+    parametrisation.check(model)

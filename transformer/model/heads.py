@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from transformer.model import parametrisation
 from transformer.model.layers import Einsum, weight
 from transformer.model.norms import scale
 from transformer.model.positions import Relative, rotate
@@ -25,7 +26,7 @@ def head_layer(c: Model, name: str | None, heads: int, axis: str) -> Einsum:
     """From the stream to ``heads`` heads."""
     inner, _ = c.attention.biased(c.bias)
     out = ("batch", "time", axis, "head_width")
-    return Einsum((c.width, heads, c.head_size), ("width", axis, "head_width"), out, c.init_std, inner, name=name)
+    return Einsum((c.width, heads, c.head_size), ("width", axis, "head_width"), out, c.matrix_std, inner, name=name)
 
 
 def project(c: Model, x_BTD: jax.Array, name: str, heads: int, axis: str = "heads") -> jax.Array:
@@ -53,6 +54,7 @@ def placed(c: Model, q_BTNH: jax.Array, k_BTKH: jax.Array, rotation: Any) -> tup
         q_BTNH, k_BTKH = rotate(q_BTNH, rotation), rotate(k_BTKH, rotation)
     if c.attention.score_width is not None:  # the kernels divide by the root of H
         q_BTNH = q_BTNH * (q_BTNH.shape[-1] / c.attention.score_width) ** 0.5
+    q_BTNH = parametrisation.times(q_BTNH, parametrisation.queries(c))
     return q_BTNH, k_BTKH
 
 

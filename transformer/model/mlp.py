@@ -90,7 +90,7 @@ class Mlp(nn.Module):
         hidden = c.mlp.hidden(c.width)
 
         def widen(name: str, x_BTD: jax.Array) -> jax.Array:
-            layer = Einsum((c.width, hidden), ("width", "mlp"), HIDDEN, c.init_std, c.bias, name=name)
+            layer = Einsum((c.width, hidden), ("width", "mlp"), HIDDEN, c.matrix_std, c.bias, name=name)
             return layer("BTD,DF->BTF", x_BTD)
 
         if isinstance(c.mlp, Swiglu):

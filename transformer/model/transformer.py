@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.model import attention
+from transformer.model import attention, parametrisation
 from transformer.model.block import Block, dropout
 from transformer.model.cache import View
 from transformer.model.config import Model
@@ -89,6 +89,7 @@ class Transformer(nn.Module):
                 # Where memory is short no float32 copy is kept through the loss, when most is in memory at once.
                 norm = Norm if c.remat == "none" else nn.remat(Norm)
                 x_BTD = norm(c, name="final_norm")(x_BTD)
+            x_BTD = parametrisation.times(x_BTD, parametrisation.before_logits(c))
             unembedding_VD = embedding_VD
             if not c.tie_embeddings:
                 unembedding_VD = weight(self, "unembedding", *table, role="unembedding", std=c.init_std)

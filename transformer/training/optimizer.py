@@ -1,6 +1,7 @@
 """From gradients to updates: AdamW, and Muon for the matrices. Who gets what is decided by declared roles."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from transformer.model.layers import Weight, by_declaration
+from transformer.model.parametrisation import Rule, times
 from transformer.settings import settings
 
 # Weight decay is for the weights of products and tables; norm scales, biases and position vectors keep their size.
@@ -48,17 +50,40 @@ def decayed(declared: Any) -> Any:
     return by_declaration(lambda w: w.role in DECAYED, declared)
 
 
-def make_optimizer(kind: Optimizer, weight_decay: float, declared: Any) -> optax.GradientTransformation:
+def make_optimizer(
+    kind: Optimizer, weight_decay: float, declared: Any, rule: Callable[..., Rule] = lambda w, muon: Rule()
+) -> optax.GradientTransformation:
     """A transformation that gives the *direction*: the step subtracts learning rate times it.
 
-    All its state is float32 (or int32 counts) and laid out as the parameters are.
+    All its state is float32 (or int32 counts) and laid out as the parameters are. ``rule(weight, muon=...)`` is what
+    the parametrisation makes of a weight's learning rate, epsilon and decay.
     """
     adam = optax.scale_by_adam(b1=kind.b1, b2=kind.b2, eps=kind.epsilon)
     scaling = adam
     if isinstance(kind, Muon):
         labels = by_declaration(lambda w: "muon" if w.role in MATRICES else "adam", declared)
         scaling = optax.multi_transform({"muon": scale_by_muon(kind, declared), "adam": adam}, labels)
-    return optax.chain(scaling, optax.add_decayed_weights(weight_decay, mask=decayed(declared)))
+    inner = optax.chain(scaling, optax.add_decayed_weights(weight_decay, mask=decayed(declared)))
+    rules = by_declaration(lambda w: rule(w, muon=isinstance(kind, Muon) and w.role in MATRICES), declared)
+    return parametrised(inner, rules)
+
+
+def parametrised(inner: optax.GradientTransformation, rules: Any) -> optax.GradientTransformation:
+    """``inner`` with a `Rule` for each weight, by factors on what goes in and what comes out.
+
+    An epsilon k times as large gives the direction m / (sqrt(v) + k epsilon), which is that of gradients divided by k.
+    """
+
+    def each(function: Any, *trees: Any) -> Any:
+        return jax.tree.map(function, rules, *trees, is_leaf=lambda x: isinstance(x, Rule))
+
+    def update(gradients: Any, state: Any, params: Any = None) -> Any:
+        gradients = each(lambda r, g: times(g, 1 / r.epsilon), gradients)
+        shrinking = each(lambda r, p: times(p, r.decay), params)  # only the decay looks at them
+        directions, state = inner.update(gradients, state, shrinking)
+        return each(lambda r, d: times(d, r.rate), directions), state
+
+    return optax.GradientTransformation(inner.init, update)
 
 
 def scale_by_muon(kind: Muon, declared: Any) -> optax.GradientTransformation:

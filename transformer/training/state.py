@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer.config import Experiment
+from transformer.model import parametrisation
 from transformer.model.masks import causal
 from transformer.model.transformer import Transformer
 from transformer.parallel import rules
@@ -61,8 +62,8 @@ def declarations(experiment: Experiment) -> Any:
 
 
 def optimizer(experiment: Experiment) -> Any:
-    train = experiment.train
-    return make_optimizer(train.optimizer, train.weight_decay, declarations(experiment))
+    train, rule = experiment.train, functools.partial(parametrisation.rule, experiment.model)
+    return make_optimizer(train.optimizer, train.weight_decay, declarations(experiment), rule)
 
 
 # Weights are drawn once: a compiler that hurries takes a third of the time and gives as fast a program (docs/log.md).
