@@ -4,9 +4,8 @@ B rows, S places for text, V vocabulary.
 """
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests import small
+from tests.generation.tiny import END, GREEDY, V, experiment, plain, quick_compiler, weights  # noqa: F401
 from transformer.config import Experiment
 from transformer.data.tokenizer import Unigram
 from transformer.errors import UserError
@@ -23,48 +23,12 @@ from transformer.generation.sampling import Sampling
 from transformer.model.attention import KINDS, Attention
 from transformer.model.config import Model
 from transformer.model.grouped import Grouped
-from transformer.model.masks import causal
 from transformer.model.positions import POSITIONS, Alibi, Learned, None_, Rotary
 from transformer.model.scores import Sigmoid, Softmax
 from transformer.model.spans import Chunked, Pattern, Sliding
-from transformer.model.transformer import Transformer
 
-V, END = 23, 22
-GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(temperature=1.0)
 PROMPTS = [[END], [END, 3, 0], [END, 1, 2, 3, 4, 5, 6, 7, 8]]
 VARIANTS = [(kind, positions) for kind in KINDS for positions in POSITIONS]
-
-
-def experiment(**changes: Any) -> Experiment:
-    model = dataclasses.replace(Model(depth=2, width=16, heads=4, context=16), **changes)
-    return Experiment(model=model, tokenizer=Unigram(vocab_size=V))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiler() -> Iterator[None]:
-    """The same mathematics, a fifth of the time to compile, for the library's own compiled functions."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-def weights(config: Experiment, size: float = 0.5) -> Any:
-    """Random weights, large enough that every part has a say in the logits."""
-    return jax.tree.map(jnp.asarray, small.weights(config, size=size))
-
-
-def plain(config: Experiment, params: Any, tokens_BS: np.ndarray) -> np.ndarray:
-    """Logits after every token, [B, S, V], from the model alone: no cache, no padding, no generation code."""
-    S, context = tokens_BS.shape[1], config.model.context
-    whole_BT = np.pad(tokens_BS, ((0, 0), (0, context - S)))  # a causal model never looks at what was added
-    return np.asarray(_plain(config, params, whole_BT))[:, :S]
-
-
-@functools.partial(small.jit, static_argnums=0)
-def _plain(config: Experiment, params: Any, tokens_BT: jax.Array) -> jax.Array:
-    B, T = tokens_BT.shape
-    index_BT = jnp.tile(jnp.arange(T), (B, 1))
-    return Transformer(config.model, config.vocab_size).apply({"params": params}, tokens_BT, index_BT, causal(T))[0]
 
 
 def all_of(generator: Generator, params: Any, prompts: Sequence[Sequence[int]], new: int, **more: Any) -> list[Any]:
@@ -159,7 +123,7 @@ def test_a_prompt_longer_than_the_window_and_the_context() -> None:
     attention, prompt = Attention(span=Sliding(window=5)), [END, *([3, 1, 4, 1, 5, 9, 2, 6] * 4)]
     config, wide = (experiment(attention=attention, positions=Rotary(), context=n) for n in (16, 64))
     params = weights(config)
-    (row,) = all_of(Generator(config, GREEDY, ()), params, [prompt], 7)
+    (row,) = all_of(Generator(config, GREEDY, (), piece=6), params, [prompt], 7)
     wanted = plain(wide, params, np.array([prompt + row.ids]))[0, len(prompt) - 1 : -1].argmax(-1)
     assert row.ids == wanted.tolist()
 

@@ -5,6 +5,7 @@ from typing import Any
 from absl import flags
 
 from transformer.cli import Args, Command, define_cache, define_run
+from transformer.errors import UserError
 
 
 def define(values: flags.FlagValues) -> None:
@@ -28,6 +29,7 @@ def define(values: flags.FlagValues) -> None:
         "the tutorial's way: the whole text again for every token, same tokens",
         flag_values=values,
     )
+    flags.DEFINE_integer("piece", 512, "tokens of a prompt that are read at once", flag_values=values)
 
 
 def run(args: Args) -> tuple[dict[str, Any], str]:
@@ -43,6 +45,8 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
         repetition_penalty=f.repetition_penalty,
     )
     check(sampling)
+    if f.no_cache and f["piece"].present:
+        raise UserError("--piece: has no effect with --no_cache, which reads the whole text at once; leave it out")
     import jax
 
     from transformer.generation.sample import CHUNK, Stream, sample
@@ -64,6 +68,7 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
             new=f.tokens,
             seed=f.seed,
             use_cache=not f.no_cache,
+            piece=f.piece,
             chunk=CHUNK if streaming else None,
         )
         for number, samples in enumerate(found):

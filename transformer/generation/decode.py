@@ -1,9 +1,8 @@
 """Continue prompts, compiled: with a key/value cache, or the tutorial's way, the whole text again for every token.
 
-B rows, T positions, P prompt positions, S places for text, V vocabulary.
+B rows, P prompt positions, S places for text, V vocabulary.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,10 +13,11 @@ import numpy as np
 
 from transformer.config import Experiment
 from transformer.errors import UserError
-from transformer.generation.sampling import Sampling, choose
+from transformer.generation.prefill import Generator, Text, prefill, whole
+from transformer.generation.sampling import choose
 from transformer.model.attention import endless
 from transformer.model.masks import FAR, Mask, causal
-from transformer.model.transformer import Transformer, empty_cache, unstack
+from transformer.model.transformer import unstack
 from transformer.parallel.context import devices
 from transformer.parallel.rules import put, spec
 from transformer.training.state import key
@@ -25,39 +25,11 @@ from transformer.training.state import key
 SMALLEST = 16  # lengths are rounded up to powers of two from here on, so that few programs are compiled
 
 
-class Text(NamedTuple):
-    """Rows being continued. Row b's text is ``tokens_BS[b, :lengths_B[b]]``; what lies behind is never looked at."""
-
-    tokens_BS: jax.Array
-    lengths_B: jax.Array
-    done_B: jax.Array  # met an end token, reached its limit, or only fills up the batch
-    logits_BV: jax.Array  # of the token after the last
-    seen_BV: jax.Array  # which tokens are in the text (kept only for the repetition penalty, else [B, 0])
-    cache: Any  # None without a cache
-
-
 class Continuation(NamedTuple):
     """One prompt's result. ``ids`` are new, without the end token; ``ended`` says whether one was met."""
 
     ids: list[int]
     ended: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Generator:
-    """A model's settings and how to draw from it. Frozen and hashable: it is what a program is compiled for.
-
-    Any of ``end_ids`` ends a row; the first of them is the start token too. None: rows run to their limit.
-    """
-
-    experiment: Experiment
-    sampling: Sampling
-    end_ids: tuple[int, ...]
-    use_cache: bool = True
-
-    @property
-    def model(self) -> Transformer:
-        return Transformer(self.experiment.model, self.experiment.vocab_size)
 
 
 def continue_prompts(
@@ -129,44 +101,6 @@ def check_fits(experiment: Experiment, prompts: Sequence[Sequence[int]], new: in
             )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5))
-def prefill(
-    generator: Generator,
-    params: Any,
-    tokens_BP: jax.Array,
-    lengths_B: jax.Array,
-    done_B: jax.Array,
-    places: int,
-) -> Text:
-    """Read all prompts at once: their keys and values into an empty cache, and the logits after each."""
-    experiment = generator.experiment
-    B, P = tokens_BP.shape
-    tokens_BP, (lengths_B, done_B) = (
-        put(tokens_BP, "batch", "time"),
-        (put(x, "batch") for x in (lengths_B, done_B)),
-    )
-    tokens_BS = jnp.pad(tokens_BP, ((0, 0), (0, max(places - P, 0))))[:, :places]
-    index_BP = put(jnp.tile(jnp.arange(P, dtype=jnp.int32), (B, 1)), "batch", "time")
-    real_BP = index_BP < lengths_B[:, None]
-    cache, keys, to_BP = None, P, None
-    if generator.use_cache:
-        cache = empty_cache(experiment.model, B, places)
-        keys, to_BP = places, jnp.where(real_BP, index_BP, FAR)  # padding is written nowhere
-    mask = Mask(index_BP, jnp.arange(keys, dtype=jnp.int32)[None], ordered=True)
-    logits_B1V, cache = generator.model.apply(
-        {"params": params}, tokens_BP, index_BP, mask, cache, to_BP, only_B=lengths_B - 1
-    )
-    seen = experiment.vocab_size if generator.sampling.repetition_penalty != 1.0 else 0
-    ids_BP1 = jnp.where(real_BP, tokens_BP, -1)[:, :, None]
-    seen_BV = (ids_BP1 == jnp.arange(seen, dtype=jnp.int32)[None, None]).any(1)
-    return Text(tokens_BS, lengths_B, done_B, _whole(logits_B1V), seen_BV, cache)
-
-
-def _whole(logits_B1V: jax.Array) -> jax.Array:
-    """[B, V] with the vocabulary in one place, for sorting and drawing."""
-    return put(logits_B1V[:, 0], "batch", None)
-
-
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def extend(
     generator: Generator, params: Any, text: Text, limits_B: jax.Array, steps: jax.Array, seed: jax.Array
@@ -215,8 +149,8 @@ def next_logits(
         index_BS = put(jnp.tile(jnp.arange(S, dtype=jnp.int32), (B, 1)), "batch", "time")
         last_B = lengths_B - 1
         logits_B1V, _ = generator.model.apply(variables, tokens_BS, index_BS, causal(S), only_B=last_B)
-        return _whole(logits_B1V), None
+        return whole(logits_B1V), None
     at_B1 = (lengths_B - 1)[:, None]
     mask = Mask(at_B1, jnp.arange(S, dtype=jnp.int32)[None])
     logits_B1V, cache = generator.model.apply(variables, new_B[:, None], at_B1, mask, cache, place_B[:, None])
-    return _whole(logits_B1V), cache
+    return whole(logits_B1V), cache

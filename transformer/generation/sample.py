@@ -5,9 +5,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from transformer.errors import UserError
-from transformer.generation.decode import Continuation, Generator, continue_prompts
+from transformer.generation.decode import Continuation, continue_prompts
+from transformer.generation.prefill import PIECE, Generator
 from transformer.generation.sampling import Sampling, check
 from transformer.jsons import write_json
+from transformer.model.attention import endless
 from transformer.run import Run
 
 SAMPLES = "samples.json"
@@ -32,6 +34,8 @@ def encode_prompts(run: Run, prompts: Sequence[str]) -> list[list[int]]:
 
 def room(run: Run, prompts: Sequence[Sequence[int]]) -> int:
     """How many tokens to add where nothing was asked for: what fits, up to MOST."""
+    if endless(run.experiment.model):
+        return MOST
     left = run.experiment.model.context - max(map(len, prompts))
     if left < 1:
         longest = max(map(len, prompts))
@@ -51,6 +55,7 @@ def sample(
     new: int | None = None,
     seed: int = 0,
     use_cache: bool = True,
+    piece: int = PIECE,
     chunk: int | None = None,
 ) -> Iterator[list[Sample]]:
     """Continue every prompt; yields all texts so far, every ``chunk`` tokens and at the end."""
@@ -59,8 +64,10 @@ def sample(
         raise UserError(f"--tokens: {new} is too small, set 1 or more")
     if not 0 <= seed < 1 << 32:
         raise UserError(f"--seed: {seed} is not between 0 and {(1 << 32) - 1}")
+    if piece < 1:
+        raise UserError(f"--piece: {piece} is too small, set 1 or more")
     ids = encode_prompts(run, prompts)
-    generator = Generator(run.experiment.program, sampling, (run.tokenizer.end_id,), use_cache)
+    generator = Generator(run.experiment.program, sampling, (run.tokenizer.end_id,), use_cache, piece)
     for found in continue_prompts(generator, params, ids, new or room(run, ids), seed, chunk):
         yield [_sample(run, prompt, one) for prompt, one in zip(prompts, found, strict=True)]
 
