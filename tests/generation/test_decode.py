@@ -181,9 +181,9 @@ def test_a_row_that_has_ended_stays_as_it_was_while_others_go_on() -> None:
     generator = Generator(config, GREEDY, (END,))
     prompts = [[END, END - 2], [END, 0, END - 5]]
     steps = list(continue_prompts(generator, params, prompts, 9, chunk=1))
-    assert len(steps) == 5
+    assert len(steps) == 6 and steps[0] == [Continuation([], False)] * 2, "nothing yet, then five steps"
     assert steps[-1] == [Continuation([END - 1], True), Continuation([18, 19, 20, 21], True)]
-    assert [row[0] for row in steps[1:]] == [Continuation([END - 1], True)] * 4
+    assert [row[0] for row in steps[2:]] == [Continuation([END - 1], True)] * 4
     assert all_of(generator, params, prompts, 9) == steps[-1]
     assert all_of(generator, params, prompts, 4)[1] == Continuation([18, 19, 20, 21], False), "the limit is no end"
 
@@ -200,7 +200,7 @@ def test_rows_that_only_fill_up_the_batch_never_keep_it_going() -> None:
     """G09: 3 prompts in a batch shape of 4: stops when the 3 have ended."""
     config, params = successor()
     steps = list(continue_prompts(Generator(config, GREEDY, (END,)), params, [[END, END - 2]] * 3, 12, chunk=1))
-    assert len(steps) == 2 and steps[-1] == [Continuation([END - 1], True)] * 3
+    assert len(steps) == 3 and steps[-1] == [Continuation([END - 1], True)] * 3
     text = prefill(
         Generator(config, GREEDY, (END,)),
         params,

@@ -1,4 +1,6 @@
-"""Read prompts before they are continued: in pieces, so that what it takes beside the cache does not grow with them.
+"""Read text: prompts before they are continued, and each new token.
+
+Prompts are read in pieces, so that what that takes beside the cache does not grow with them.
 
 B rows, P prompt positions, T positions of one piece, S places for text, V vocabulary.
 """
@@ -12,11 +14,11 @@ import jax.numpy as jnp
 
 from transformer.config import Experiment
 from transformer.generation.sampling import Sampling
-from transformer.model.masks import FAR, Mask
+from transformer.model.masks import FAR, Mask, causal
 from transformer.model.transformer import Transformer, empty_cache, unstack
 from transformer.parallel.rules import put
 
-PIECE = 512  # tokens of a prompt that are read at once
+PIECE = 512  # tokens of a prompt that are read at once: docs/speed.md has why
 
 
 class Text(NamedTuple):
@@ -35,7 +37,8 @@ class Generator:
     """A model's settings and how to draw from it. Frozen and hashable: it is what a program is compiled for.
 
     Any of ``end_ids`` ends a row; the first of them is the start token too. None: rows run to their limit.
-    ``piece`` is how many tokens of a prompt are read at once; without a cache it is the whole prompt.
+    ``piece`` is how many tokens of a prompt are read at once; without a cache it is the whole prompt. ``int8``: the
+    cache is. With a ``draft``, a model that proposes ``proposals`` tokens at a time, text is continued by `speculate`.
     """
 
     experiment: Experiment
@@ -43,10 +46,19 @@ class Generator:
     end_ids: tuple[int, ...]
     use_cache: bool = True
     piece: int = PIECE
+    int8: bool = False
+    draft: Experiment | None = None
+    proposals: int = 0
 
     @property
     def model(self) -> Transformer:
         return Transformer(self.experiment.model, self.experiment.vocab_size)
+
+    @property
+    def drafter(self) -> "Generator":
+        """The draft, drawing as this one does."""
+        assert self.draft is not None
+        return dataclasses.replace(self, experiment=self.draft, draft=None)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
@@ -67,7 +79,9 @@ def prefill(
         (put(x, "batch") for x in (lengths_B, done_B)),
     )
     tokens_BS = jnp.pad(tokens_BP, ((0, 0), (0, max(places - P, 0))))[:, :places]
-    cache = empty_cache(experiment.model, B, places) if generator.use_cache else None
+    cache = None
+    if generator.use_cache:
+        cache = empty_cache(experiment.model, B, places, generator.int8, generator.proposals)
 
     def read(tokens_BT: jax.Array, first: Any, params: Any, cache: Any) -> tuple[jax.Array, Any]:
         """The logits after each row's last token, where that is in this piece, and the cache with the piece."""
@@ -99,6 +113,29 @@ def prefill(
     ids_BP1 = jnp.where(real_BP, tokens_BP, -1)[:, :, None]
     seen_BV = (ids_BP1 == jnp.arange(seen, dtype=jnp.int32)[None, None]).any(1)
     return Text(tokens_BS, lengths_B, done_B, logits_BV, seen_BV, cache)
+
+
+def next_logits(
+    generator: Generator,
+    params: Any,
+    tokens_BS: jax.Array,
+    lengths_B: jax.Array,
+    new_B: jax.Array,
+    place_B: jax.Array,
+    cache: Any,
+) -> tuple[jax.Array, Any]:
+    """Logits after each row's last token, [B, V]: from the cache and that token, or from the whole text again."""
+    B, S = tokens_BS.shape
+    variables = {"params": params}
+    if cache is None:
+        index_BS = put(jnp.tile(jnp.arange(S, dtype=jnp.int32), (B, 1)), "batch", "time")
+        last_B = lengths_B - 1
+        logits_B1V, _ = generator.model.apply(variables, tokens_BS, index_BS, causal(S), only_B=last_B)
+        return whole(logits_B1V), None
+    at_B1 = (lengths_B - 1)[:, None]
+    mask = Mask(at_B1, jnp.arange(S, dtype=jnp.int32)[None])
+    logits_B1V, cache = generator.model.apply(variables, new_B[:, None], at_B1, mask, cache, place_B[:, None])
+    return whole(logits_B1V), cache
 
 
 def whole(logits_B1V: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from transformer.model.scores import Sigmoid, Softmax, options
 from transformer.model.spans import Chunked, Global, Pattern, Sliding
 from transformer.parallel.context import devices
 from transformer.parallel.mesh import platform
-from transformer.settings import settings
+from transformer.settings import settings, tag_of
 
 if TYPE_CHECKING:
     from transformer.model.config import Model
@@ -41,6 +41,8 @@ class Kind(NamedTuple):
     ``cache_numbers(config)`` is how many numbers one token costs in one block's cache;
     ``matrices(config)`` counts the weights of one block's products, ``rest(config)`` its other weights, and
     ``products(config, keys)`` the multiply-adds of a token that looks at ``keys`` keys, beyond those of its weights.
+    ``cache_scales(config)`` is how many scales a token has in one block's int8 cache; None where there is no such
+    cache. ``rewinds`` is whether tokens that were written ahead into its cache can be turned down again.
     """
 
     module: type[nn.Module]
@@ -50,6 +52,8 @@ class Kind(NamedTuple):
     matrices: Callable[[Model], int]
     rest: Callable[[Model], int]
     products: Callable[[Model, float], float]
+    cache_scales: Callable[[Model], int] | None = None
+    rewinds: bool = False
 
 
 def reach(config: Model, i: int) -> int:
@@ -63,6 +67,17 @@ def endless(config: Model) -> bool:
     blocks = [config.block(i) for i in range(spans.period(config.attention.span))]
     far = isinstance(config.positions, Learned | Sinusoidal)
     return not far and all(spans.reach(b.attention.span) is not None for b in blocks)
+
+
+def check_cache(config: Model, int8: bool, ahead: int, whose: str = "") -> None:
+    """UserError where the cache of this kind of attention has no int8 form, or cannot turn down what it was given."""
+    row, name = kind(config), tag_of(type(config.attention.projection))
+    if int8 and row.cache_scales is None:
+        raise UserError(f"--int8_cache: the cache of {name} attention{whose} has no int8 form; leave it out")
+    if ahead and not row.rewinds:
+        raise UserError(
+            f"--draft: the cache of {name} attention{whose} cannot turn down tokens that it was given; leave it out"
+        )
 
 
 def kernels_for_training(config: Model) -> dict[str, str]:
@@ -137,6 +152,8 @@ _GROUPED = Kind(
     matrices=_matrices,
     rest=_rest,
     products=lambda c, keys: 2 * keys * c.heads * c.head_size,  # scores, then the mix of values
+    cache_scales=lambda c: 2 * _kv(c),
+    rewinds=True,
 )
 
 KINDS: dict[type, Kind] = {MultiHead: _GROUPED, MultiQuery: _GROUPED, Grouped: _GROUPED}
