@@ -24,9 +24,10 @@ from transformer.model.spans import Pattern, Sliding
 from transformer.model.transformer import Transformer
 
 
-def by_hand(x_BTKH: np.ndarray) -> np.ndarray:
+def by_hand(x_BTKH: Any) -> np.ndarray:
     """What is left of keys or values, in float64: 255 equal steps from the largest size down to its negative."""
-    largest = np.abs(x_BTKH.astype(np.float64)).max(-1, keepdims=True)
+    x_BTKH = np.asarray(x_BTKH, np.float64)
+    largest = np.abs(x_BTKH).max(-1, keepdims=True)
     step = np.where(largest > 0, largest, 1) / 127
     return np.round(x_BTKH / step) * step
 

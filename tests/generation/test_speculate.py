@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -123,18 +122,15 @@ def chances(sampling: Sampling, config: Experiment, params: Any, prompt: list[in
     ids=str,
 )
 def test_the_distribution_is_the_models_own(sampling: Sampling) -> None:
-    """All outcomes of four tokens of a vocabulary of five, from 8,192 rows, against their exact chances by chi-square;
+    """All outcomes of four tokens of a vocabulary of five, from 4,096 rows, against their exact chances by chi-square;
     and the same test does tell the draft's distribution from the model's."""
-    size: dict[str, Any] = {"context": 8, "positions": Rotary(), "attention": Attention(span=Sliding(window=3))}
-    config, draft = (
-        dataclasses.replace(experiment(**size, depth=depth), tokenizer=Unigram(vocab_size=TINY)) for depth in (2, 1)
-    )
-    params = weights(config, 0.5)
-    other = small.weights(draft, seed=7, size=0.5)
-    generator = drafted(Generator(config, sampling, (TINY - 1,)), draft, 2)
-    prompt, new, rows = [TINY - 1, 0, 1], 4, 8192
-    draft_params = {name: jnp.asarray(x) if name == "embedding" else x for name, x in other.items()}
-    outcomes = all_of(generator, params, [prompt] * rows, new, seed=11, draft_params=draft_params)
+    config = experiment(context=8, positions=Rotary(), attention=Attention(span=Sliding(window=3)))
+    config = dataclasses.replace(config, tokenizer=Unigram(vocab_size=TINY))
+    params = small.weights(config, seed=1, size=0.25)
+    draft = drafts.first_blocks(config, small.weights(config, seed=5, size=0.25), 1, proposals=2)
+    generator = drafted(Generator(config, sampling, (TINY - 1,)), draft.experiment, 2)
+    prompt, new, rows = [TINY - 1, 0, 1], 4, 4096
+    outcomes = all_of(generator, params, [prompt] * rows, new, seed=11, draft_params=draft.params)
     drawn = Counter((*row.ids, TINY - 1) if row.ended else tuple(row.ids) for row in outcomes)
 
     def p_value(wanted: dict[Any, float]) -> float:
@@ -148,10 +144,11 @@ def test_the_distribution_is_the_models_own(sampling: Sampling) -> None:
     wanted = chances(sampling, config, params, prompt, new)
     assert set(drawn) <= set(wanted) and len(wanted) > 30
     assert p_value(wanted) > 1e-3
-    drafts_own = chances(sampling, draft, draft_params, prompt, new)
+    drafts_own = chances(sampling, draft.experiment, draft.params, prompt, new)
     assert p_value({outcome: drafts_own.get(outcome, 0) for outcome in wanted | drafts_own}) < 1e-9
     accepted = sum(row.accepted for row in outcomes) / sum(row.proposed for row in outcomes)
-    assert 0.1 < accepted < 0.95
+    print(accepted, p_value(wanted))
+    assert 0.2 < accepted < 0.9
 
 
 def test_a_kind_whose_cache_cannot_go_back_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +182,7 @@ def test_a_draft_that_cannot_be_one_is_refused(tmp_path: Any) -> None:
     with pytest.raises(UserError, match="has another tokenizer"):
         drafts.of_run(run, other, 4)
     short = experiment(context=8)
-    with pytest.raises(UserError, match="--draft: 9 tokens .* and 2 new ones exceed its context of 8"):
+    with pytest.raises(UserError, match=r"--draft: 9 tokens .* and 2 new ones exceed its context of 8"):
         all_of(drafted(Generator(experiment(), GREEDY, ()), short, 2), None, PROMPTS, 2)
 
 
