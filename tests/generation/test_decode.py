@@ -23,9 +23,11 @@ from transformer.generation.sampling import Sampling
 from transformer.model.attention import KINDS, Attention
 from transformer.model.config import Model
 from transformer.model.grouped import Grouped
+from transformer.model.masks import causal
 from transformer.model.positions import POSITIONS, Alibi, Learned, None_, Rotary
 from transformer.model.scores import Sigmoid, Softmax
 from transformer.model.spans import Chunked, Pattern, Sliding
+from transformer.model.transformer import Transformer
 
 PROMPTS = [[END], [END, 3, 0], [END, 1, 2, 3, 4, 5, 6, 7, 8]]
 VARIANTS = [(kind, positions) for kind in KINDS for positions in POSITIONS]
@@ -117,6 +119,44 @@ def test_text_goes_on_beyond_the_context_where_no_block_looks_that_far(positions
         assert all(x.shape == (1, 4, 5, 4) for x in jax.tree.leaves(text.cache))
     with pytest.raises(UserError, match="exceed the context of 16"):
         all_of(Generator(experiment(positions=positions), GREEDY, ()), params, [[END]], 80)
+
+
+@pytest.mark.parametrize(
+    ("positions", "new"),
+    [
+        (Rotary(), 200),
+        *(pytest.param(kind(), 100_000, marks=pytest.mark.exhaustive) for kind in (Rotary, Alibi, None_)),
+    ],
+    ids=str,
+)
+def test_memory_stays_flat_far_beyond_the_context(positions: Any, new: int) -> None:
+    """Drawn text of a model that was made for 16 positions: what the loop needs beside the text itself, four bytes for
+    each token, is what it needs for 64 tokens; and at the end the logits are those of the model alone at those
+    positions, which looks no further back than its two windows together."""
+    config = experiment(attention=Attention(span=Sliding(window=5)), positions=positions)
+    params, generator = weights(config), Generator(config, Sampling(temperature=1.0), ())
+    lengths_B, places = np.full(1, 3, np.int32), 1 << (new + 2).bit_length()
+
+    def begun(places: int) -> Any:
+        return prefill(generator, params, np.array([[END, 1, 2]], np.int32), lengths_B, np.zeros(1, bool), places)
+
+    def planned(places: int) -> int:
+        text = jax.eval_shape(lambda: begun(places))
+        given = generator, params, text, lengths_B + new, np.int32(new), np.uint32(0)
+        memory = extend.lower(*given).compile().memory_analysis()  # type: ignore[attr-defined]
+        return int(memory.temp_size_in_bytes + memory.argument_size_in_bytes)
+
+    text = begun(places)
+    cache = sum(x.nbytes for x in jax.tree.leaves(text.cache))
+    assert cache == 2 * config.model.depth * 5 * 16 * 4
+    assert planned(places) - planned(64) <= 2 * 4 * (places - 64)  # the text, and a copy of it
+    text = extend(generator, params, text, lengths_B + new, new, np.uint32(0))
+    assert text.lengths_B.tolist() == [3 + new]
+    assert sum(x.nbytes for x in jax.tree.leaves(text.cache)) == cache
+    tail = np.asarray(text.tokens_BS)[:, 3 + new - 16 : 3 + new]
+    index_BT = np.arange(3 + new - 16, 3 + new, dtype=np.int32)[None]
+    wanted = Transformer(config.model, V).apply({"params": params}, tail, index_BT, causal(16))[0][:, -1]
+    np.testing.assert_allclose(text.logits_BV, wanted, atol=1e-4)
 
 
 def test_a_prompt_longer_than_the_window_and_the_context() -> None:
