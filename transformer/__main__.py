@@ -7,8 +7,9 @@ import threading
 from transformer.allocator import keep_freed_memory
 from transformer.cli import main
 
-NAMES: tuple[str, ...] = ("train", "study", "noise", "sample", "evaluate", "cost", "plan", "report", "runs", "import", "export", "bench")
-NAMES += ("coordinates",)
+NAMES = (
+    "train study noise sample evaluate inspect ablate cost plan report runs import export bench coordinates"
+).split()
 COMMANDS = {name: f"transformer.commands.{name}" for name in NAMES}
 
 if __name__ == "__main__":

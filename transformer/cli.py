@@ -204,6 +204,10 @@ def define_run(values: flags.FlagValues) -> None:
     flags.DEFINE_string("checkpoint", "newest", "which weights: newest, best, or a step", flag_values=values)
 
 
+def define_int8(values: flags.FlagValues) -> None:
+    flags.DEFINE_bool("int8_cache", False, "keep keys and values in a byte for each number", flag_values=values)
+
+
 def overview(commands: dict[str, str]) -> str:
     lines = ["python -m transformer COMMAND [flags]", ""]
     for name, module in commands.items():

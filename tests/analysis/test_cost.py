@@ -30,6 +30,7 @@ from transformer.model.masks import causal
 from transformer.model.mlp import Gelu, Swiglu
 from transformer.model.norms import LayerNorm, RmsNorm
 from transformer.model.positions import POSITIONS, Learned, Rotary
+from transformer.model.spans import Chunked, Global, Pattern, Sliding
 from transformer.model.transformer import Transformer, empty_cache
 from transformer.training.config import Train
 from transformer.training.optimizer import Adamw, Muon
@@ -189,6 +190,19 @@ def test_the_cache_has_the_size_of_the_real_one(projection: type, dtype: Any, st
     assert sum(x.nbytes for x in jax.tree.leaves(real)) == cache(experiment)["bytes_per_context"]
     if KINDS[projection].recurrent is None:
         assert cache(experiment)["bytes_per_context"] == 32 * cache(experiment)["bytes_per_token"]
+
+
+@pytest.mark.parametrize("span", [Global(), Sliding(window=5), Chunked(chunk=7), Pattern(local=Sliding(window=5))])
+@pytest.mark.parametrize("stack", ["unroll", "scan"])
+def test_windows_and_int8_have_the_size_of_the_real_ones(span: Any, stack: Any) -> None:
+    sizes: Any = {"depth": 3, "width": 16, "heads": 4, "context": 32, "stack": stack, "loops": 2}
+    for projection, dtype in itertools.product(KINDS, ("float32", "bfloat16")):
+        model = Model(**sizes, dtype=dtype, attention=Attention(projection=projection(), span=span))
+        bill = cache(Experiment(model=model, tokenizer=Bytes()))
+        for int8 in (False, True) if KINDS[projection].cache_scales else (False,):
+            real = jax.eval_shape(lambda model=model, int8=int8: empty_cache(model, 1, 32, int8))
+            name = "int8_bytes_per_context" if int8 else "bytes_per_context"
+            assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(real)) == bill[name]
 
 
 @pytest.mark.parametrize("optimizer", [Adamw(), Muon()], ids=["adamw", "muon"])

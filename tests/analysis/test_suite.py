@@ -1,13 +1,16 @@
 """The standard comparison and the device check, small, on this machine; that what is wrong is called so."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import pytest
 
-from transformer.analysis import contender, device_check, suite
+from transformer.analysis import contender, device_check, kinds, suite
 from transformer.errors import UserError
 from transformer.model import kernels
+from transformer.model.attention import KINDS
+from transformer.model.grouped import Grouped, MultiHead
 from transformer.model.kernels import Kernel
 
 
@@ -45,6 +48,37 @@ def test_the_comparison_measures_in_turns_and_makes_tables(monkeypatch: pytest.M
 def test_what_is_no_part_or_size_is_refused(parts: list[str], sizes: list[str]) -> None:
     with pytest.raises(UserError, match="is not one of"):
         suite.suite(parts, sizes, lambda line: None)
+
+
+def test_every_kind_of_attention_is_measured_and_a_new_one_shows_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block of a few numbers; a row that is put into the table is in the result, with no plain kernel beside it."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+    class Novel(MultiHead):
+        pass
+
+    def check(model: Any) -> None:
+        if model.attention.kernel == "plain":
+            raise UserError("it has no table of scores")
+
+    monkeypatch.setattr(kinds, "KINDS", {Novel: KINDS[MultiHead]._replace(check=check), Grouped: KINDS[Grouped]})
+    monkeypatch.setitem(KINDS, Novel, kinds.KINDS[Novel])
+    for name, value in {"WIDTH": 16, "HEADS": 2, "CONTEXT": 8, "ROUNDS": 1}.items():
+        monkeypatch.setattr(kinds, name, value)
+    every = kinds.kinds
+    monkeypatch.setattr(kinds, "kinds", lambda: list(every())[:2])
+    limits = {"matmul_float32": 1e9, "memory_bandwidth": 1e9}
+    rows = kinds.measure(limits, lambda line: None)
+    assert [row["kind"] for row in rows] == ["novel", "grouped"]
+    names = {"forward", "forward_and_backward", "decode"}
+    for row in rows:
+        plain = {"plain_forward", "plain_forward_and_backward"} if row["kind"] == "grouped" else set()
+        assert set(row) == {"kind", *names, *plain, *(f"{name}_floor" for name in names)}
+        assert all(value > 0 for name, value in row.items() if name != "kind")
+    # 16 x 16 weights for query, key, value and out; 4.5 of 8 keys, seen twice by 2 heads of 8.
+    assert rows[0]["forward_floor"] == pytest.approx(1e3 * 2 * 8 * (4 * 256 + 2 * 4.5 * 16) / 1e9)
+    assert rows[0]["decode_floor"] == pytest.approx(1e3 * 4 * (4 * 256 + 2 * 8 * 16) / 1e9)
+    assert "kinds" not in suite.PARTS, "asked for by name alone"
 
 
 def test_the_device_check_passes_here_and_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,8 @@ B rows, S places for text, V vocabulary.
 """
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests import small
+from tests.generation.tiny import END, GREEDY, V, experiment, plain, quick_compiler, weights  # noqa: F401
 from transformer.config import Experiment
 from transformer.data.tokenizer import Unigram
 from transformer.errors import UserError
@@ -29,43 +29,9 @@ from transformer.model.scores import Sigmoid, Softmax
 from transformer.model.spans import Chunked, Pattern, Sliding
 from transformer.model.transformer import Transformer
 
-V, END = 23, 22
-GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(temperature=1.0)
 PROMPTS = [[END], [END, 3, 0], [END, 1, 2, 3, 4, 5, 6, 7, 8]]
 SHARED = (MultiHead, MultiQuery, Grouped)  # every kind of positions with these, and one for the others
 VARIANTS = [(kind, positions) for kind in KINDS for positions in (POSITIONS if kind in SHARED else (Rotary,))]
-
-
-def experiment(**changes: Any) -> Experiment:
-    model = dataclasses.replace(Model(depth=2, width=16, heads=4, context=16), **changes)
-    return Experiment(model=model, tokenizer=Unigram(vocab_size=V))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiler() -> Iterator[None]:
-    """The same mathematics, a fifth of the time to compile, for the library's own compiled functions."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-def weights(config: Experiment, size: float = 0.5) -> Any:
-    """Random weights, large enough that every part has a say in the logits."""
-    return jax.tree.map(jnp.asarray, small.weights(config, size=size))
-
-
-def plain(config: Experiment, params: Any, tokens_BS: np.ndarray) -> np.ndarray:
-    """Logits after every token, [B, S, V], from the model alone: no cache, no padding, no generation code."""
-    S, context = tokens_BS.shape[1], config.model.context
-    whole_BT = np.pad(tokens_BS, ((0, 0), (0, context - S)))  # a causal model never looks at what was added
-    return np.asarray(_plain(config, params, whole_BT))[:, :S]
-
-
-@functools.partial(small.jit, static_argnums=0)
-def _plain(config: Experiment, params: Any, tokens_BT: jax.Array) -> jax.Array:
-    B, T = tokens_BT.shape
-    index_BT = jnp.tile(jnp.arange(T), (B, 1))
-    return Transformer(config.model, config.vocab_size).apply({"params": params}, tokens_BT, index_BT, causal(T))[0]
 
 
 def all_of(generator: Generator, params: Any, prompts: Sequence[Sequence[int]], new: int, **more: Any) -> list[Any]:
@@ -156,11 +122,49 @@ def test_text_goes_on_beyond_the_context_where_no_block_looks_that_far(positions
         all_of(Generator(experiment(positions=positions), GREEDY, ()), params, [[END]], 80)
 
 
+@pytest.mark.parametrize(
+    ("positions", "new"),
+    [
+        (Rotary(), 200),
+        *(pytest.param(kind(), 100_000, marks=pytest.mark.exhaustive) for kind in (Rotary, Alibi, None_)),
+    ],
+    ids=str,
+)
+def test_memory_stays_flat_far_beyond_the_context(positions: Any, new: int) -> None:
+    """Drawn text of a model that was made for 16 positions: what the loop needs beside the text itself, four bytes for
+    each token, is what it needs for 64 tokens; and at the end the logits are those of the model alone at those
+    positions, which looks no further back than its two windows together."""
+    config = experiment(attention=Attention(span=Sliding(window=5)), positions=positions)
+    params, generator = weights(config), Generator(config, Sampling(temperature=1.0), ())
+    lengths_B, places = np.full(1, 3, np.int32), 1 << (new + 2).bit_length()
+
+    def begun(places: int) -> Any:
+        return prefill(generator, params, np.array([[END, 1, 2]], np.int32), lengths_B, np.zeros(1, bool), places)
+
+    def planned(places: int) -> int:
+        text = jax.eval_shape(lambda: begun(places))
+        given = generator, params, text, lengths_B + new, np.int32(new), np.uint32(0)
+        memory = extend.lower(*given).compile().memory_analysis()  # type: ignore[attr-defined]
+        return int(memory.temp_size_in_bytes + memory.argument_size_in_bytes)
+
+    text = begun(places)
+    cache = sum(x.nbytes for x in jax.tree.leaves(text.cache))
+    assert cache == 2 * config.model.depth * 5 * 16 * 4
+    assert planned(places) - planned(64) <= 2 * 4 * (places - 64)  # the text, and a copy of it
+    text = extend(generator, params, text, lengths_B + new, new, np.uint32(0))
+    assert text.lengths_B.tolist() == [3 + new]
+    assert sum(x.nbytes for x in jax.tree.leaves(text.cache)) == cache
+    tail = np.asarray(text.tokens_BS)[:, 3 + new - 16 : 3 + new]
+    index_BT = np.arange(3 + new - 16, 3 + new, dtype=np.int32)[None]
+    wanted = Transformer(config.model, V).apply({"params": params}, tail, index_BT, causal(16))[0][:, -1]
+    np.testing.assert_allclose(text.logits_BV, wanted, atol=1e-4)
+
+
 def test_a_prompt_longer_than_the_window_and_the_context() -> None:
     attention, prompt = Attention(span=Sliding(window=5)), [END, *([3, 1, 4, 1, 5, 9, 2, 6] * 4)]
     config, wide = (experiment(attention=attention, positions=Rotary(), context=n) for n in (16, 64))
     params = weights(config)
-    (row,) = all_of(Generator(config, GREEDY, ()), params, [prompt], 7)
+    (row,) = all_of(Generator(config, GREEDY, (), piece=6), params, [prompt], 7)
     wanted = plain(wide, params, np.array([prompt + row.ids]))[0, len(prompt) - 1 : -1].argmax(-1)
     assert row.ids == wanted.tolist()
 
@@ -218,9 +222,9 @@ def test_a_row_that_has_ended_stays_as_it_was_while_others_go_on() -> None:
     generator = Generator(config, GREEDY, (END,))
     prompts = [[END, END - 2], [END, 0, END - 5]]
     steps = list(continue_prompts(generator, params, prompts, 9, chunk=1))
-    assert len(steps) == 5
+    assert len(steps) == 6 and steps[0] == [Continuation([], False)] * 2, "nothing yet, then five steps"
     assert steps[-1] == [Continuation([END - 1], True), Continuation([18, 19, 20, 21], True)]
-    assert [row[0] for row in steps[1:]] == [Continuation([END - 1], True)] * 4
+    assert [row[0] for row in steps[2:]] == [Continuation([END - 1], True)] * 4
     assert all_of(generator, params, prompts, 9) == steps[-1]
     assert all_of(generator, params, prompts, 4)[1] == Continuation([18, 19, 20, 21], False), "the limit is no end"
 
@@ -237,7 +241,7 @@ def test_rows_that_only_fill_up_the_batch_never_keep_it_going() -> None:
     """G09: 3 prompts in a batch shape of 4: stops when the 3 have ended."""
     config, params = successor()
     steps = list(continue_prompts(Generator(config, GREEDY, (END,)), params, [[END, END - 2]] * 3, 12, chunk=1))
-    assert len(steps) == 2 and steps[-1] == [Continuation([END - 1], True)] * 3
+    assert len(steps) == 3 and steps[-1] == [Continuation([END - 1], True)] * 3
     text = prefill(
         Generator(config, GREEDY, (END,)),
         params,

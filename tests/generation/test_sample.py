@@ -1,5 +1,6 @@
 """Text in, text out: one start token, whole characters, the same text for the same seed."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from transformer.data.tokenizer import Bytes, ByteTokenizer
 from transformer.errors import UserError
 from transformer.generation.sample import MOST, Stream, encode_prompts, room, sample
 from transformer.generation.sampling import Sampling
+from transformer.model.attention import Attention
 from transformer.model.config import Model
+from transformer.model.positions import Rotary
+from transformer.model.spans import Sliding
 from transformer.run import Run
 
 END = 256
@@ -67,6 +71,9 @@ def test_the_same_seed_gives_the_same_text_and_another_another(params: Any) -> N
 def test_nothing_asked_for_means_what_fits(params: Any) -> None:
     *_, last = sample(RUN, params, ["abc", ""], Sampling(temperature=0.0))
     assert all(len(s.ids) == 12 or s.ended for s in last)
+    local = Model(context=16, attention=Attention(span=Sliding(window=4)), positions=Rotary())
+    endless = dataclasses.replace(RUN, experiment=Experiment(model=local, tokenizer=Bytes()))
+    assert room(endless, [[END] * 40]) == MOST, "text may go on beyond the context"
     assert room(a_run(1000), [[END]]) == MOST and room(a_run(256), [[END] * 200, [END]]) == 56
 
 
@@ -79,6 +86,7 @@ def test_nothing_asked_for_means_what_fits(params: Any) -> None:
         ("x", {"new": 0}, ["--tokens: 0"]),
         ("x", {"new": -3}, ["--tokens: -3"]),
         ("x", {"seed": -1}, ["--seed: -1"]),
+        ("x", {"piece": 0}, ["--piece: 0"]),
         ("x", {"seed": 1 << 32}, ["--seed: 4294967296"]),
         ("\udcff", {}, ["lone surrogate"]),
     ],

@@ -122,10 +122,32 @@ def test_the_same_seed_and_the_slow_way_give_the_same_text(trained: Path) -> Non
     assert alone.status == 0 and alone.out == f"the {sampled()[0]['text']}\n", "streamed"
 
 
+def test_a_draft_and_an_int8_cache(trained: Path) -> None:
+    """A draft that is the run itself: every proposal is accepted, the text is that without it. The int8 cache costs
+    next to nothing, but something."""
+    greedy = ("sample", "--run=run", "--prompt=the ", "--prompt=a", "--tokens=12", "--temperature=0")
+    alone, drafted = done(*greedy), done(*greedy, "--draft=run", "--proposals=3", "--piece=3")
+    assert drafted.pop("acceptance") == 1.0 and "acceptance" not in alone
+    assert alone.pop("tokens_per_second") > 0 and drafted.pop("tokens_per_second") > 0
+    assert alone == drafted
+    exact = json.loads((trained / "evaluation.json").read_text())
+    found = done("evaluate", "--run=run", "--cache=cache", "--int8_cache")
+    assert found["cache"] == "int8" and 0 < abs(found["loss"] - exact["loss"]) < 1e-3
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["--prompt=" + "x" * 40], ["41", "32"]),
+        (["--no_cache", "--piece=3"], ["--piece: has no effect with --no_cache"]),
+        (["--no_cache", "--int8_cache"], ["--int8_cache: has no effect with --no_cache"]),
+        (["--no_cache", "--draft_blocks=1"], ["--draft_blocks: has no effect with --no_cache"]),
+        (["--piece=0"], ["--piece: 0"]),
+        (["--proposals=3"], ["--proposals: has no effect without"]),
+        (["--draft=run", "--draft_blocks=1"], ["leave one of them out"]),
+        (["--draft=run", "--proposals=0"], ["--proposals: 0"]),
+        (["--draft=nowhere"], ["nowhere"]),
+        (["--draft_blocks=1"], ["a model of one block has no smaller one in it"]),
         (["--prompt=" + "x" * 20, "--tokens=20"], ["21", "20", "32", "--tokens=11"]),
         (["--prompt=\udcff"], ["lone surrogate"]),
         (["--tokens=0"], ["--tokens: 0"]),

@@ -116,15 +116,19 @@ def cache(experiment: Experiment) -> dict[str, int]:
     """Bytes that one generated token adds to the key/value cache, and those of a whole context.
 
     A block with a window or chunks keeps no more than that many tokens, and a recurrent one a float32 state alone.
+    ``int8``: of ``--int8_cache``, where the kind of attention has one, a byte for each number and a float32 scale for
+    each head's key and value.
     """
-    m = experiment.model
-    state = kind(m).recurrent
-    if state is not None:
-        return {"bytes_per_token": 0, "bytes_per_context": m.loops * m.depth * state(m) * FLOAT32}
-    token = m.loops * kind(m).cache_numbers(m) * jnp.dtype(m.dtype).itemsize
+    m, row = experiment.model, kind(experiment.model)
+    if row.recurrent is not None:
+        return {"bytes_per_token": 0, "bytes_per_context": m.loops * m.depth * row.recurrent(m) * FLOAT32}
+    tokens = {"bytes_per_token": row.cache_numbers(m) * jnp.dtype(m.dtype).itemsize}
+    if row.cache_scales is not None:
+        tokens["int8_bytes_per_token"] = row.cache_numbers(m) + FLOAT32 * row.cache_scales(m)
+    kept = sum(reach(m, i) for i in range(m.depth))
     return {
-        "bytes_per_token": m.depth * token,
-        "bytes_per_context": token * sum(reach(m, i) for i in range(m.depth)),
+        **{name: m.loops * m.depth * token for name, token in tokens.items()},
+        **{name.replace("token", "context"): m.loops * kept * token for name, token in tokens.items()},
     }
 
 
@@ -205,7 +209,8 @@ def text(experiment: Experiment) -> str:
         f"score tables (plain kernel): {human(tables['one_block'])} a block, {human(tables['all_blocks'])} in all, "
         f"for {tables['rows_at_once']} rows at once",
         f"cache: {human(bill['cache']['bytes_per_token'])} a token, "
-        f"{human(bill['cache']['bytes_per_context'])} a full context",
+        f"{human(bill['cache']['bytes_per_context'])} a full context"
+        + (f" ({human(bill['cache']['int8_bytes_per_context'])} in int8)" if kind(m).cache_scales else ""),
         "training memory: " + ", ".join(f"{name} {human(size)}" for name, size in memory.items()),
         "",
         *bill["in_words"],

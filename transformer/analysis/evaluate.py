@@ -20,9 +20,10 @@ import numpy as np
 from transformer.config import Experiment
 from transformer.data.documents import Documents, Encoded
 from transformer.errors import UserError
+from transformer.model.attention import check_cache
 from transformer.model.masks import causal
-from transformer.model.transformer import Transformer
-from transformer.parallel.context import order
+from transformer.model.transformer import Transformer, empty_cache
+from transformer.parallel.context import devices, order
 from transformer.parallel.mesh import sizes
 from transformer.parallel.rows import place, rows_here
 from transformer.parallel.rules import put, shards
@@ -92,14 +93,18 @@ def evaluate(
     rows: int | None = None,
     count: int | None = None,
     pause: Callable[[], None] = lambda: None,
+    int8: bool = False,
 ) -> list[Score]:
     """The score of every document (zeros for one that no window fell on).
 
     ``token_bytes[id]`` is how many bytes of text an id stands for. ``count`` limits the work to that many
     windows, evenly spread; ``rows`` windows are read at once, by default some thousands of tokens.
     ``pause`` is called before each such group; what it raises ends the work. Each process reads the windows of its
-    own devices, and all get all scores.
+    own devices, and all get all scores. ``int8``: keys and values are read through an int8 cache, as in generation.
     """
+    check_cache(experiment.model, int8, 0)
+    if int8 and devices() > 1:
+        raise UserError("--int8_cache: a cache is not cut over config.mesh.context, set it to 1 for that")
     parts = shards("batch", sizes(experiment.mesh))
     rows = rows or -(-max(1, TOKENS_AT_ONCE // experiment.model.context) // parts) * parts
     chosen = spread(windows(documents.lengths, experiment.model.context, stride), count)
@@ -111,7 +116,7 @@ def evaluate(
         tokens_BT, targets_BT, weights_BT = _rows(read, documents, experiment.model.context)
         bytes_B = (token_bytes[targets_BT] * (weights_BT > 0)).sum(-1).astype(np.int32)
         given = place((tokens_BT, targets_BT, weights_BT, bytes_B), rows, here)
-        nats_B, correct_B, bytes_B = (np.asarray(x, np.float64) for x in score_rows(model, params, *given))
+        nats_B, correct_B, bytes_B = (np.asarray(x, np.float64) for x in score_rows(model, params, *given, int8))
         for b, window in enumerate(group):
             totals[window.document] += (nats_B[b], window.scored, bytes_B[b], correct_B[b])
     return [Score(float(n), int(t), int(b), int(c)) for n, t, b, c in totals]
@@ -142,7 +147,7 @@ def _rows(group: Sequence[Window | None], documents: Documents | Encoded, contex
     return tokens_BT, targets_BT, weights_BT
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=(0, 6))
 def score_rows(
     model: Transformer,
     params: Any,
@@ -150,11 +155,13 @@ def score_rows(
     targets_BT: jax.Array,
     weights_BT: jax.Array,
     bytes_B: jax.Array,
+    int8: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Of each row: summed nats and summed hits of the targets with weight, and its ``bytes_B``; on every device."""
     B, T = tokens_BT.shape
     index_BT = put(jnp.tile(order(T), (B, 1)), "batch", "time")
-    logits_BTV, _ = model.apply({"params": params}, tokens_BT, index_BT, causal(T))
+    cache = empty_cache(model.config, B, T, int8=True) if int8 else None
+    logits_BTV, _ = model.apply({"params": params}, tokens_BT, index_BT, causal(T), cache, index_BT)
     losses_BT, _, correct_BT = cross_entropy(logits_BTV, targets_BT)
     counted_BT = weights_BT > 0
     nats_B, correct_B = jnp.where(counted_BT, losses_BT, 0.0).sum(-1), jnp.where(counted_BT, correct_BT, False).sum(-1)

@@ -34,13 +34,16 @@ def texts(run: Run, source: str) -> Encoded:
 
 
 def measure(
-    run: Run, params: Any, step: int, what: str, found: Documents | Encoded, stride: int | None
+    run: Run, params: Any, step: int, what: str, found: Documents | Encoded, stride: int | None, int8: bool = False
 ) -> dict[str, Any]:
-    """Loss, perplexity, bits per byte and accuracy over all of ``found``, with compressors beside them."""
+    """Loss, perplexity, bits per byte and accuracy over all of ``found``, with compressors beside them.
+
+    ``int8``: keys and values as an int8 cache gives them back, which is what its rounding costs.
+    """
     experiment: Experiment = run.experiment
     context = experiment.model.context
     stride = max(1, context // 2) if stride is None else stride
-    scores = evaluate(experiment, params, found, token_sizes(run.tokenizer), stride=stride)
+    scores = evaluate(experiment, params, found, token_sizes(run.tokenizer), stride=stride, int8=int8)
     decoded = (run.tokenizer.decode_bytes(found[i][1:]) for i in range(len(found)))
     return {
         "run": str(run.directory),
@@ -50,6 +53,7 @@ def measure(
         "window": context,
         "stride": stride,
         "documents": len(found),
+        **({"cache": "int8"} if int8 else {}),
         **compressed(decoded),
         "protocol": "each token scored once, from the start token and the window's tokens before it; "
         "the end of a document is not scored",
@@ -66,4 +70,5 @@ def sentence(result: dict[str, Any]) -> str:
         f"perplexity {result['perplexity']:.2f}, accuracy {result['accuracy']:.1%}\n"
         f"{result['tokens']:,} tokens, {result['bytes']:,} bytes, {result['documents']} documents, "
         f"window {result['window']}, stride {result['stride']}, step {result['step']}"
+        + (", int8 cache" if "cache" in result else "")
     )

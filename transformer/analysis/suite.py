@@ -21,7 +21,7 @@ from transformer.analysis.contender import PROMPT, SIZES
 from transformer.analysis.machine import bandwidth, matmul_rate
 from transformer.errors import UserError
 
-PARTS = ("train", "generate", "start", "attention", "depth")
+PARTS = ("train", "generate", "start", "attention", "depth")  # where none are chosen
 DTYPES = ("float32", "bfloat16")
 ROUNDS = 5
 # Several share one accelerator, and every program is compiled anew.
@@ -92,7 +92,7 @@ def peers_installed() -> bool:
 
 def suite(parts: Sequence[str], sizes: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
     """Measure ``parts`` for ``sizes``; seconds, bytes, tokens per second, and shares of the floors."""
-    for given, known, flag in ((parts, PARTS, "--parts"), (sizes, tuple(SIZES), "--sizes")):
+    for given, known, flag in ((parts, tuple(MEASURES), "--parts"), (sizes, tuple(SIZES), "--sizes")):
         for name in given:
             if name not in known:
                 raise UserError(f"{flag}: {name!r} is not one of {', '.join(known)}")
@@ -193,7 +193,21 @@ def depth(sizes: Sequence[str], peers: bool, limits: dict[str, float], say: Call
     return rows
 
 
-MEASURES = {"train": train, "generate": generate, "start": start, "attention": attention, "depth": depth}
+def kinds(sizes: Sequence[str], peers: bool, limits: dict[str, float], say: Callable[[str], None]) -> Any:
+    """Every kind of attention, forward, backward and decoding; milliseconds."""
+    from transformer.analysis import kinds
+
+    return kinds.measure(limits, say)
+
+
+MEASURES = {
+    "train": train,
+    "generate": generate,
+    "start": start,
+    "attention": attention,
+    "depth": depth,
+    "kinds": kinds,
+}
 
 
 def text(found: dict[str, Any]) -> str:
@@ -203,7 +217,7 @@ def text(found: dict[str, Any]) -> str:
         f"Limits: {limits['matmul_float32'] / 1e9:,.0f} GFLOP/s in a float32 product, "
         f"{limits['matmul_bfloat16'] / 1e9:,.0f} in bfloat16, {limits['memory_bandwidth'] / 1e9:,.1f} GB/s from memory."
     ]
-    lines += [table(part, found[part]) for part in PARTS if found.get(part)]
+    lines += [table(part, found[part]) for part in MEASURES if found.get(part)]
     return "\n".join(lines)
 
 

@@ -10,7 +10,9 @@ from transformer.errors import UserError
 
 def define(values: flags.FlagValues) -> None:
     define_config(values)
-    flags.DEFINE_list("parts", [], "of the standard comparison: train, generate, ...; all", flag_values=values)
+    flags.DEFINE_list(
+        "parts", [], "of the standard comparison: train, generate, ...; all but kinds", flag_values=values
+    )
     flags.DEFINE_list("sizes", [], "of the standard comparison: S, M, L; all", flag_values=values)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from absl import flags
 
-from transformer.cli import Args, Command, define_cache, define_run, say
+from transformer.cli import Args, Command, define_cache, define_int8, define_run, say
 from transformer.parallel import hosts
 
 
@@ -13,6 +13,7 @@ def define(values: flags.FlagValues) -> None:
     define_cache(values)
     hosts.define(values)
     flags.DEFINE_string("text", None, "a text to measure on; by default the run's validation split", flag_values=values)
+    define_int8(values)
     flags.DEFINE_integer("stride", None, "tokens between windows; by default half the context", flag_values=values)
 
 
@@ -29,7 +30,7 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     with jax.set_mesh(make_mesh(opened.experiment.mesh)):
         params, step = opened.params(f.checkpoint)
         found = texts(opened, f.text) if f.text else validation(opened, args.cache, say)
-        result = measure(opened, params, step, f.text or "validation split", found, f.stride)
+        result = measure(opened, params, step, f.text or "validation split", found, f.stride, f.int8_cache)
     return result, sentence(result)
 
 

@@ -1,9 +1,8 @@
 """Continue prompts, compiled: with a key/value cache, or the tutorial's way, the whole text again for every token.
 
-B rows, T positions, P prompt positions, S places for text, V vocabulary.
+B rows, P prompt positions, S places for text, V vocabulary.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,50 +13,28 @@ import numpy as np
 
 from transformer.config import Experiment
 from transformer.errors import UserError
-from transformer.generation.sampling import Sampling, choose
-from transformer.model.attention import endless
-from transformer.model.masks import FAR, Mask, causal
-from transformer.model.transformer import Transformer, empty_cache, unstack
+from transformer.generation.prefill import Generator, Text, next_logits, prefill
+from transformer.generation.sampling import choose
+from transformer.generation.speculate import Speculation, row_keys, speculate
+from transformer.model.attention import check_cache, endless
+from transformer.model.masks import FAR
+from transformer.model.transformer import unstack
 from transformer.parallel.context import devices
 from transformer.parallel.rules import put, spec
-from transformer.training.state import key
 
 SMALLEST = 16  # lengths are rounded up to powers of two from here on, so that few programs are compiled
 
 
-class Text(NamedTuple):
-    """Rows being continued. Row b's text is ``tokens_BS[b, :lengths_B[b]]``; what lies behind is never looked at."""
-
-    tokens_BS: jax.Array
-    lengths_B: jax.Array
-    done_B: jax.Array  # met an end token, reached its limit, or only fills up the batch
-    logits_BV: jax.Array  # of the token after the last
-    seen_BV: jax.Array  # which tokens are in the text (kept only for the repetition penalty, else [B, 0])
-    cache: Any  # None without a cache
-
-
 class Continuation(NamedTuple):
-    """One prompt's result. ``ids`` are new, without the end token; ``ended`` says whether one was met."""
+    """One prompt's result. ``ids`` are new, without the end token; ``ended`` says whether one was met.
+
+    With a draft: how many tokens it ``proposed``, and how many of these were ``accepted``.
+    """
 
     ids: list[int]
     ended: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Generator:
-    """A model's settings and how to draw from it. Frozen and hashable: it is what a program is compiled for.
-
-    Any of ``end_ids`` ends a row; the first of them is the start token too. None: rows run to their limit.
-    """
-
-    experiment: Experiment
-    sampling: Sampling
-    end_ids: tuple[int, ...]
-    use_cache: bool = True
-
-    @property
-    def model(self) -> Transformer:
-        return Transformer(self.experiment.model, self.experiment.vocab_size)
+    proposed: int = 0
+    accepted: int = 0
 
 
 def continue_prompts(
@@ -67,8 +44,10 @@ def continue_prompts(
     new: int,
     seed: int = 0,
     chunk: int | None = None,
+    draft_params: Any = None,
 ) -> Iterator[list[Continuation]]:
-    """Yield every prompt's continuation so far, every ``chunk`` tokens and at the end.
+    """Yield every prompt's continuation so far: none when the prompts are read and the programs compiled, then every
+    ``chunk`` steps and at the end. A step is a token; with a draft, one or more.
 
     Prompts are ids that begin with the start token and may differ in length; the result of each is
     the same as alone up to rounding. Raises UserError where a prompt and its ``new`` tokens do not
@@ -77,7 +56,15 @@ def continue_prompts(
     check_fits(generator.experiment, prompts, new, generator.end_ids)
     if devices() > 1:
         raise UserError("config.mesh.context: text is generated one position after the other, set it to 1 for that")
+    check_cache(generator.experiment.model, generator.int8, generator.proposals)
     longest, rows = max(map(len, prompts)), _round_up(len(prompts), 1)
+    if generator.draft is not None:
+        check_cache(generator.draft.model, generator.int8, generator.proposals, " of the draft")
+        if longest + new > generator.draft.model.context and not endless(generator.draft.model):
+            raise UserError(
+                f"--draft: {longest} tokens (with the start) and {new} new ones exceed its context of "
+                f"{generator.draft.model.context}; ask for fewer --tokens"
+            )
     places = _round_up(longest + new)
     if not endless(generator.experiment.model):
         places = min(places, generator.experiment.model.context)
@@ -89,21 +76,37 @@ def continue_prompts(
     done_B = np.arange(rows) >= len(prompts)
     limits_B = lengths_B + new
     text = prefill(generator, params, tokens_BP, lengths_B, done_B, places)
+    counts_B2 = np.zeros((rows, 2), np.int32)
+    if generator.draft is not None:
+        draft = prefill(generator.drafter, draft_params, tokens_BP, lengths_B, done_B, places).cache
+        state = Speculation(text, draft, *(put(jnp.zeros(rows, jnp.int32), "batch") for _ in range(2)))
+
+    def go_on(steps: int) -> None:
+        nonlocal text, counts_B2, state
+        if generator.draft is None:
+            text = extend(generator, params, text, limits_B, steps, np.uint32(seed))
+        else:
+            state = speculate(generator, params, draft_params, state, limits_B, steps, np.uint32(seed))
+            text, counts_B2 = state.text, np.stack([state.proposed_B, state.accepted_B], 1)
+
+    def so_far() -> list[Continuation]:
+        tokens_BS, ends_B = np.asarray(text.tokens_BS), np.asarray(text.lengths_B)
+        return [_continuation(generator, tokens_BS[b, len(p) : ends_B[b]], counts_B2[b]) for b, p in enumerate(prompts)]
+
+    go_on(0)  # compiles
+    yield so_far()
     left = new
     while left:
-        text = extend(generator, params, text, limits_B, min(chunk or new, left), np.uint32(seed))
+        go_on(min(chunk or new, left))
         left -= min(chunk or new, left)
-        tokens_BS, ends_B, done_B = (np.asarray(x) for x in (text.tokens_BS, text.lengths_B, text.done_B))
-        if done_B.all():
+        if np.asarray(text.done_B).all():
             left = 0
-        yield [_continuation(generator, tokens_BS[b, len(p) : ends_B[b]]) for b, p in enumerate(prompts)]
-    if not new:
-        yield [Continuation([], False) for _ in prompts]
+        yield so_far()
 
 
-def _continuation(generator: Generator, ids: np.ndarray) -> Continuation:
+def _continuation(generator: Generator, ids: np.ndarray, counts: np.ndarray) -> Continuation:
     ended = len(ids) > 0 and ids[-1] in generator.end_ids
-    return Continuation([int(i) for i in (ids[:-1] if ended else ids)], bool(ended))
+    return Continuation([int(i) for i in (ids[:-1] if ended else ids)], bool(ended), *(int(x) for x in counts))
 
 
 def _round_up(number: int, smallest: int = SMALLEST) -> int:
@@ -129,44 +132,6 @@ def check_fits(experiment: Experiment, prompts: Sequence[Sequence[int]], new: in
             )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5))
-def prefill(
-    generator: Generator,
-    params: Any,
-    tokens_BP: jax.Array,
-    lengths_B: jax.Array,
-    done_B: jax.Array,
-    places: int,
-) -> Text:
-    """Read all prompts at once: their keys and values into an empty cache, and the logits after each."""
-    experiment = generator.experiment
-    B, P = tokens_BP.shape
-    tokens_BP, (lengths_B, done_B) = (
-        put(tokens_BP, "batch", "time"),
-        (put(x, "batch") for x in (lengths_B, done_B)),
-    )
-    tokens_BS = jnp.pad(tokens_BP, ((0, 0), (0, max(places - P, 0))))[:, :places]
-    index_BP = put(jnp.tile(jnp.arange(P, dtype=jnp.int32), (B, 1)), "batch", "time")
-    real_BP = index_BP < lengths_B[:, None]
-    cache, keys, to_BP = None, P, None
-    if generator.use_cache:
-        cache = empty_cache(experiment.model, B, places)
-        keys, to_BP = places, jnp.where(real_BP, index_BP, FAR)  # padding is written nowhere
-    mask = Mask(index_BP, jnp.arange(keys, dtype=jnp.int32)[None], ordered=True)
-    logits_B1V, cache = generator.model.apply(
-        {"params": params}, tokens_BP, index_BP, mask, cache, to_BP, only_B=lengths_B - 1
-    )
-    seen = experiment.vocab_size if generator.sampling.repetition_penalty != 1.0 else 0
-    ids_BP1 = jnp.where(real_BP, tokens_BP, -1)[:, :, None]
-    seen_BV = (ids_BP1 == jnp.arange(seen, dtype=jnp.int32)[None, None]).any(1)
-    return Text(tokens_BS, lengths_B, done_B, _whole(logits_B1V), seen_BV, cache)
-
-
-def _whole(logits_B1V: jax.Array) -> jax.Array:
-    """[B, V] with the vocabulary in one place, for sorting and drawing."""
-    return put(logits_B1V[:, 0], "batch", None)
-
-
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def extend(
     generator: Generator, params: Any, text: Text, limits_B: jax.Array, steps: jax.Array, seed: jax.Array
@@ -175,7 +140,7 @@ def extend(
     B = text.tokens_BS.shape[0]
     params = unstack(generator.experiment.model, params)
     limits_B, rows_B = put(limits_B, "batch"), put(jnp.arange(B), "batch")
-    row_keys_B = jax.vmap(lambda row: jax.random.fold_in(key(seed, "sample"), row))(rows_B)
+    row_keys_B = row_keys(seed, rows_B)
 
     def step(carry: tuple[jax.Array, Text]) -> tuple[jax.Array, Text]:
         count, text = carry
@@ -197,26 +162,3 @@ def extend(
         return (carry[0] < steps) & ~carry[1].done_B.all()
 
     return jax.lax.while_loop(unfinished, step, (jnp.int32(0), text))[1]
-
-
-def next_logits(
-    generator: Generator,
-    params: Any,
-    tokens_BS: jax.Array,
-    lengths_B: jax.Array,
-    new_B: jax.Array,
-    place_B: jax.Array,
-    cache: Any,
-) -> tuple[jax.Array, Any]:
-    """Logits after each row's last token, [B, V]: from the cache and that token, or from the whole text again."""
-    B, S = tokens_BS.shape
-    variables = {"params": params}
-    if cache is None:
-        index_BS = put(jnp.tile(jnp.arange(S, dtype=jnp.int32), (B, 1)), "batch", "time")
-        last_B = lengths_B - 1
-        logits_B1V, _ = generator.model.apply(variables, tokens_BS, index_BS, causal(S), only_B=last_B)
-        return _whole(logits_B1V), None
-    at_B1 = (lengths_B - 1)[:, None]
-    mask = Mask(at_B1, jnp.arange(S, dtype=jnp.int32)[None])
-    logits_B1V, cache = generator.model.apply(variables, new_B[:, None], at_B1, mask, cache, place_B[:, None])
-    return _whole(logits_B1V), cache

@@ -89,14 +89,23 @@ def keep_min_p(logits_BV: jax.Array, p: float) -> jax.Array:
     return jnp.where(logits_BV >= logits_BV.max(-1, keepdims=True) + math.log(p), logits_BV, -jnp.inf)
 
 
-def choose(sampling: Sampling, logits_BV: jax.Array, seen_BV: jax.Array, keys_B: jax.Array) -> jax.Array:
-    """The next token of each row, int32 [B], from float32 logits and one random key per row."""
+def admitted(sampling: Sampling, logits_BV: jax.Array, seen_BV: jax.Array) -> jax.Array:
+    """What is drawn from, as float32 logits [B, V]: minus infinity for tokens that may not come. Greedy choice leaves
+    one."""
     if sampling.repetition_penalty != 1.0:
         logits_BV = penalise(logits_BV, seen_BV, sampling.repetition_penalty)
     if sampling.greedy:
-        return jnp.argmax(logits_BV, -1).astype(jnp.int32)
+        best_B1 = jnp.argmax(logits_BV, -1, keepdims=True)
+        return jnp.where(jnp.arange(logits_BV.shape[-1])[None] == best_B1, 0.0, -jnp.inf)
     logits_BV = logits_BV / sampling.temperature
     logits_BV = keep_top_k(logits_BV, sampling.top_k)
     logits_BV = keep_top_p(logits_BV, sampling.top_p)
-    logits_BV = keep_min_p(logits_BV, sampling.min_p)
-    return jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)
+    return keep_min_p(logits_BV, sampling.min_p)
+
+
+def choose(sampling: Sampling, logits_BV: jax.Array, seen_BV: jax.Array, keys_B: jax.Array) -> jax.Array:
+    """The next token of each row, int32 [B], from float32 logits and one random key per row."""
+    admitted_BV = admitted(sampling, logits_BV, seen_BV)
+    if sampling.greedy:
+        return jnp.argmax(admitted_BV, -1).astype(jnp.int32)
+    return jax.vmap(jax.random.categorical)(keys_B, admitted_BV).astype(jnp.int32)

@@ -20,7 +20,7 @@ from transformer.model.scores import Sigmoid, Softmax, options
 from transformer.model.spans import Chunked, Global, Pattern, Sliding
 from transformer.parallel.context import devices
 from transformer.parallel.mesh import platform
-from transformer.settings import settings
+from transformer.settings import settings, tag_of
 
 if TYPE_CHECKING:
     from transformer.model.config import Model
@@ -58,6 +58,8 @@ class Kind(NamedTuple):
     ``rotated(config)`` is how much of a head rotary positions may turn; ``tables`` is how many score tables a head has.
     ``recurrent(config)`` is the size of the state that it keeps of a text of any length, in place of keys: such a kind
     has no limit of its own to the length of a text, needs whole rows on each device, and cannot take a token back.
+    ``cache_scales(config)`` is how many scales a token has in one block's int8 cache; None where there is no such
+    cache. ``rewinds`` is whether tokens that were written ahead into its cache can be turned down again.
     """
 
     module: type[nn.Module]
@@ -71,6 +73,8 @@ class Kind(NamedTuple):
     rotated: Callable[[Model], int]
     tables: int = 1
     recurrent: Callable[[Model], int] | None = None
+    cache_scales: Callable[[Model], int] | None = None
+    rewinds: bool = False
 
 
 def reach(config: Model, i: int) -> int:
@@ -86,6 +90,17 @@ def endless(config: Model) -> bool:
     if kind(config).recurrent is not None:
         return not far
     return not far and all(spans.reach(b.attention.span) is not None for b in blocks)
+
+
+def check_cache(config: Model, int8: bool, ahead: int, whose: str = "") -> None:
+    """UserError where the cache of this kind of attention has no int8 form, or cannot turn down what it was given."""
+    row, name = kind(config), tag_of(type(config.attention.projection))
+    if int8 and row.cache_scales is None:
+        raise UserError(f"--int8_cache: the cache of {name} attention{whose} has no int8 form; leave it out")
+    if ahead and not row.rewinds:
+        raise UserError(
+            f"--draft: the cache of {name} attention{whose} cannot turn down tokens that it was given; leave it out"
+        )
 
 
 def kernels_for_training(config: Model) -> dict[str, str]:
@@ -135,6 +150,8 @@ _GROUPED = Kind(
     products=lambda c, keys: 2 * keys * c.heads * c.head_size,  # scores, then the mix of values
     widths=lambda c: (c.head_size, c.head_size),
     rotated=lambda c: c.head_size,
+    cache_scales=lambda c: 2 * grouped.kv_heads(c),
+    rewinds=True,
 )
 
 KINDS: dict[type, Kind] = {

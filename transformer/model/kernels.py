@@ -22,6 +22,7 @@ from transformer.parallel.rules import put, spec
 
 Name = Literal["auto", "plain", "blockwise", "cudnn", "splash"]
 SHORT = 128  # so few keys that the table of scores is no bill
+FEW = 16  # so few queries: blocks of them would be mostly empty
 
 
 def plain(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask, how: Scoring = NOTHING) -> jax.Array:
@@ -130,6 +131,8 @@ def choose(name: str, call: Call) -> tuple[str, str]:
     for candidate, kernel in KERNELS.items():
         if candidate == "blockwise" and call.keys <= SHORT:
             objections.append(f"blockwise: {call.keys} keys are few")
+        elif candidate == "blockwise" and call.queries <= FEW:
+            objections.append(f"blockwise: {call.queries} queries are few")
         elif objection := kernel.refuses(call):
             objections.append(f"{candidate}: {objection}")
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
 from transformer.errors import UserError
@@ -77,6 +78,16 @@ def reach(span: Span) -> int | None:
     if isinstance(span, Sliding):
         return span.window
     return span.chunk if isinstance(span, Chunked) else None
+
+
+def widened(model: Model, more: int) -> Model:
+    """The settings of a block (`Model.block`) that sees ``more`` keys than this one, where it does not see all."""
+    span = model.attention.span
+    if isinstance(span, Sliding):
+        span = Sliding(window=span.window + more)
+    elif isinstance(span, Chunked):
+        span = Chunked(chunk=span.chunk + more)
+    return dataclasses.replace(model, attention=dataclasses.replace(model.attention, span=span))
 
 
 def limits(span: Span) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from transformer.model import attention, parametrisation
 from transformer.model.block import Block, dropout
-from transformer.model.cache import View
+from transformer.model.cache import View, in_int8
 from transformer.model.config import Model
 from transformer.model.layers import by_declaration, product, weight
 from transformer.model.masks import Mask
@@ -22,7 +22,7 @@ from transformer.model.norms import Norm
 from transformer.model.place import Place, first_values
 from transformer.model.positions import POSITIONS, lookup
 from transformer.model.scores import capped
-from transformer.model.spans import has_chunks, period
+from transformer.model.spans import has_chunks, period, widened
 from transformer.parallel.rules import spec
 
 
@@ -176,13 +176,17 @@ class Transformer(nn.Module):
             self.put_variable("routing", "blocks", found["routing"]["mlp"]["sums"])
 
 
-def empty_cache(config: Model, rows: int, places: int) -> Any:
+def empty_cache(config: Model, rows: int, places: int, int8: bool = False, ahead: int = 0) -> Any:
     """What generation remembers, before anything was read: a cache for each block that is gone through, in a tuple; or,
-    scanned, for each loop a tuple of those of a period's blocks, stacked, and one of those of the blocks after them."""
+    scanned, for each loop a tuple of those of a period's blocks, stacked, and one of those of the blocks after them.
+
+    ``ahead`` is how many tokens may be written and turned down again (see `model.cache`).
+    """
     c, p = config, period(config.attention.span)
 
     def one(i: int) -> Any:
-        return attention.kind(c).allocate(c.block(i), rows, places)
+        empty = attention.kind(c).allocate(widened(c.block(i), ahead), rows, places)
+        return in_int8(empty) if int8 else empty
 
     if c.unrolled:
         return tuple(one(i) for i in range(c.depth)) * c.loops
