@@ -5,6 +5,7 @@ from typing import Any
 from absl import flags
 
 from transformer.cli import Args, Command, define_cache, define_run
+from transformer.errors import UserError
 
 
 def define(values: flags.FlagValues) -> None:
@@ -45,12 +46,15 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     check(sampling)
     import jax
 
+    from transformer.data.tasks.task import Task
     from transformer.generation.sample import CHUNK, Stream, sample
     from transformer.parallel.mesh import Mesh, make_mesh
     from transformer.run import open_run
 
     prompts = f.prompt or [""]
     opened = open_run(directory).on_one_device()
+    if isinstance(opened.experiment.data.source, Task):
+        raise UserError(f"--run: {directory} was trained on a synthetic task: it answers, and continues nothing")
     streaming = len(prompts) == 1 and not f.json
     samples: list[Any] = []
     with jax.set_mesh(make_mesh(Mesh())):

@@ -1,9 +1,10 @@
 """Text to ids and back, without loss: whatever text goes in, the same bytes come out.
 
-Two kinds: plain UTF-8 bytes (257 ids), and SentencePiece models (unigram or BPE) trained by
-``tokenizer_training``. Both have one special id, *end of text*. It is never produced from text: it is
-placed before every piece of text as its start and after a whole document as its end, in one place only
-(``prepare``). Text that looks like a special token, such as ``</s>``, is ordinary text.
+Three kinds: plain UTF-8 bytes (257 ids), SentencePiece models (unigram or BPE) trained by
+``tokenizer_training``, and the symbols of a synthetic task, which are no text. The first two have one special id,
+*end of text*. It is never produced from text: it is placed before every piece of text as its start and after a
+whole document as its end, in one place only (``prepare``). Text that looks like a special token, such as ``</s>``,
+is ordinary text.
 """
 
 import hashlib
@@ -15,12 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from transformer.errors import UserError
+from transformer.errors import UserError, did_you_mean
 from transformer.settings import settings
 
 Ids = npt.NDArray[np.int32]
 
 MODEL_FILE = "tokenizer.model"
+SYMBOLS_FILE = "tokenizer.symbols"
 # SentencePiece writes a space as this letter inside its pieces, so the letter itself needs care.
 BLANK = "\u2581"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -59,7 +61,12 @@ class Bpe:
     vocab_size: int = 2048
 
 
-TokenizerConfig = Bytes | Unigram | Bpe
+@settings
+class Symbols:
+    """A synthetic task's own vocabulary."""
+
+
+TokenizerConfig = Bytes | Unigram | Bpe | Symbols
 
 
 class ByteTokenizer:
@@ -184,13 +191,56 @@ class SentencePieceTokenizer:
         (directory / MODEL_FILE).write_bytes(self.model)
 
 
-Tokenizer = ByteTokenizer | SentencePieceTokenizer
+class SymbolTokenizer:
+    """The symbols of a synthetic task, which people read and write with spaces between them."""
+
+    end_id = -1  # no row has an end of text
+
+    def __init__(self, symbols: Sequence[str]):
+        self.symbols = tuple(symbols)
+        self._ids = {symbol: i for i, symbol in enumerate(self.symbols)}
+        self.vocab_size = len(self.symbols)
+        self.fingerprint = hashlib.sha256("\n".join(self.symbols).encode()).hexdigest()
+
+    def encode(self, text: str) -> Ids:
+        """Ids of symbols with spaces between them. UserError for one that the task does not have."""
+        unknown = next((word for word in text.split() if word not in self._ids), None)
+        if unknown is not None:
+            raise UserError(f"{unknown!r} is not a symbol of the task{did_you_mean(unknown, self._ids)}")
+        return np.array([self._ids[word] for word in text.split()], np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        return [self.encode(text) for text in texts]
+
+    def token_bytes(self, token: int) -> bytes:
+        """The symbol's name."""
+        _check_ids([token], self.vocab_size)
+        return self.symbols[token].encode()
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return self.decode(ids).encode()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The symbols with spaces between them. UserError for ids outside the vocabulary."""
+        return " ".join(self.symbols[i] for i in _check_ids(ids, self.vocab_size).tolist())
+
+    def describe(self, token: int) -> str:
+        return self.token_bytes(token).decode()
+
+    def save(self, directory: Path) -> None:
+        """Write ``tokenizer.symbols``, a symbol a line, into ``directory``."""
+        (directory / SYMBOLS_FILE).write_text("\n".join(self.symbols) + "\n", encoding="utf-8")
+
+
+Tokenizer = ByteTokenizer | SentencePieceTokenizer | SymbolTokenizer
 
 
 def load(config: TokenizerConfig, directory: Path) -> Tokenizer:
     """The tokenizer that ``save`` left in ``directory``. Raises UserError where there is none."""
     if isinstance(config, Bytes):
         return ByteTokenizer()
+    if isinstance(config, Symbols):
+        return _load_symbols(directory / SYMBOLS_FILE)
     path = directory / MODEL_FILE
     try:
         model = path.read_bytes()
@@ -200,6 +250,13 @@ def load(config: TokenizerConfig, directory: Path) -> Tokenizer:
         return SentencePieceTokenizer(model)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def _load_symbols(path: Path) -> SymbolTokenizer:
+    try:
+        return SymbolTokenizer(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot read the task's symbols: {error}") from None
 
 
 def _utf8(text: str) -> bytes:

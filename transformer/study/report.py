@@ -19,6 +19,7 @@ from transformer.analysis.cost import FLOPS_FORMULA
 from transformer.jsons import write_whole
 from transformer.pages import drawn, inline, write_page
 from transformer.study import figures
+from transformer.study.answered import answered
 from transformer.study.directory import Run, costs, read_study, write_tables
 from transformer.study.equal import HELD, TOLERANCE
 from transformer.study.power import POWER, SEEDS_CAP
@@ -33,12 +34,14 @@ HASHES = {"content_hash": "text", "tokenizer_hash": "tokenizer"}
 def write_report(directory: Path) -> Path:
     """Write the page, the figures and the tables; returns the page's path. UserError where no run has finished."""
     results, runs = read_study(directory)
+    answers = answered(results, runs)
     pictures: dict[str, Figure | None] = {
         "differences": figures.differences(results) if len(results["arms"]) > 1 else None,
         "curves_tokens": figures.curves(results, runs, "tokens"),
         "curves_flops": figures.curves(results, runs, "flops"),
         "curves_seconds": figures.curves(results, runs, "seconds"),
         "learning_rates": figures.learning_rates(results),
+        "answers": figures.answers(answers) if answers else None,
     }
     folder = directory / "figures"
     folder.mkdir(exist_ok=True)
@@ -79,6 +82,7 @@ def write_report(directory: Path) -> Path:
         origins=found,
         differ=[name for name, values in found.items() if len(values) > 1],
         tables=tables,
+        answers=answers,
         si=si,
     )
 
