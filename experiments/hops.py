@@ -7,7 +7,7 @@ characters instead of 98. All depths see the same rows for the same number of st
 2 to 5 blocks; a deeper model has more weights, which is what is asked about.
 
 Expected: docs/results/hops.md. The published models of 2, 3, 4 and 5 blocks solve about 1, 3, 7 and 11 hops.
-Costs: 15 runs of 1,200 steps of 32 rows; `cost` says how many hours here. If they are more than the budget of three,
+Costs: 15 runs of 800 steps of 32 rows; `cost` says how many hours here. If they are more than the budget of three,
 the deepest arms are dropped first, and listed; seeds are not.
 """
 
@@ -30,14 +30,14 @@ def get_study() -> Study:
             tokenizer=Symbols(),
             data=Data(source=Hops(hops=8, characters=4, text=50, validation=2048)),
             train=Train(
-                steps=1200,
+                steps=800,
                 batch=32,
                 learning_rate=5e-3,
                 warmup=50,
                 weight_decay=0.01,
                 optimizer=Muon(),
-                eval_every=200,
-                eval_windows=512,
+                eval_every=100,
+                eval_windows=256,
                 checkpoint_every=400,
             ),
         ),

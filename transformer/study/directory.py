@@ -169,12 +169,11 @@ def write_tables(directory: Path, results: Mapping[str, Any], found: Iterable[Ru
 
 
 def _answers(run: Run) -> list[dict[str, Any]]:
+    """A line for each difficulty and each position of a task; none where the run is not of one."""
     result = run.result or {}
-    parts = (
-        [(result["difficulty"], result["by_difficulty"]), ("position", result["by_position"])]
-        if result.get("by_position")
-        else []
-    )
+    if "by_difficulty" not in result:
+        return []
+    parts = [(result["difficulty"], result["by_difficulty"]), ("position", result["by_position"])]
     return [{"arm": run.arm, "seed": run.seed, "by": name, **row} for name, rows in parts for row in rows]
 
 
