@@ -28,7 +28,7 @@ def get_study() -> Study:
         baseline=Experiment(
             model=Model(depth=2, width=64, heads=2, context=51, positions=Rotary()),
             tokenizer=Symbols(),
-            data=Data(source=Hops(hops=8, characters=4, text=50, validation=2048)),
+            data=Data(source=Hops(hops=8, characters=4, text=50, validation=1024)),
             train=Train(
                 steps=800,
                 batch=32,
