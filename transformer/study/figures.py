@@ -207,6 +207,29 @@ def answers(found: Mapping[str, Any]) -> Figure:
     return drawing
 
 
+@styled
+def law(results: Mapping[str, Any], found: Mapping[str, Any]) -> Figure:
+    """A power law (`fits.of_study`): every seed's value, the law over the sizes, and its band."""
+    fit, points = found["fit"], found["points"]
+    drawing = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+    axes = drawing.subplots()
+    axes.set_xscale("log")
+    sizes = np.geomspace(fit.sizes[0], fit.sizes[-1], 60)
+    tails = (1 - fit.confidence) / 2, (1 + fit.confidence) / 2
+    low, high = np.quantile(fit.samples.at(sizes), tails, axis=0)
+    axes.fill_between(sizes, low, high, color=COLOURS[0], alpha=0.2, linewidth=0)
+    axes.plot(sizes, fit.floor + fit.scale * sizes**-fit.exponent, color=COLOURS[0], linewidth=1.4)
+    for size, values in sorted(points.items()):
+        axes.plot([size] * len(values), values, "o", color=GREY, markersize=3)
+    axes.set_xlabel(found["name"])
+    axes.set_ylabel(LABELS[results["metric"]])
+    axes.xaxis.set_major_locator(FixedLocator(fit.sizes))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(EngFormatter())
+    _plain(axes)
+    return drawing
+
+
 def _look(i: int) -> tuple[str, str]:
     """Colour and line style of arm ``i``; 0 is the baseline."""
     return (GREY, "-") if i == 0 else (COLOURS[(i - 1) % len(COLOURS)], ("-", "--", ":")[(i - 1) // len(COLOURS) % 3])

@@ -22,6 +22,7 @@ from transformer.study import figures
 from transformer.study.answered import answered
 from transformer.study.directory import Run, costs, read_study, write_tables
 from transformer.study.equal import HELD, TOLERANCE
+from transformer.study.fits import of_study
 from transformer.study.power import POWER, SEEDS_CAP
 from transformer.study.study import AGAIN, UNITS
 from transformer.study.words import digits, half, probability, si
@@ -34,7 +35,7 @@ HASHES = {"content_hash": "text", "tokenizer_hash": "tokenizer"}
 def write_report(directory: Path) -> Path:
     """Write the page, the figures and the tables; returns the page's path. UserError where no run has finished."""
     results, runs = read_study(directory)
-    answers = answered(results, runs)
+    answers, law = answered(results, runs), of_study(results)
     pictures: dict[str, Figure | None] = {
         "differences": figures.differences(results) if len(results["arms"]) > 1 else None,
         "curves_tokens": figures.curves(results, runs, "tokens"),
@@ -42,6 +43,7 @@ def write_report(directory: Path) -> Path:
         "curves_seconds": figures.curves(results, runs, "seconds"),
         "learning_rates": figures.learning_rates(results),
         "answers": figures.answers(answers) if answers else None,
+        "law": figures.law(results, law) if law and "fit" in law else None,
     }
     folder = directory / "figures"
     folder.mkdir(exist_ok=True)
@@ -52,6 +54,7 @@ def write_report(directory: Path) -> Path:
             write_whole(folder / f"{name}.svg", svg)
             write_whole(folder / f"{name}.pdf", drawn(figure, "pdf"))
             inlined[name] = inline(svg, f"{name}-")
+    unit = UNITS[results["metric"]]
     tables = write_tables(directory, results, runs)
     compared = [arm for arm in results["arms"] if "comparison" in arm]
     again = next((arm for arm in compared if arm["name"] == AGAIN), None)
@@ -61,7 +64,7 @@ def write_report(directory: Path) -> Path:
         "study.html",
         name=directory.resolve().name,
         results=results,
-        unit=UNITS[results["metric"]],
+        unit=unit,
         done=done,
         wanted=len(runs),
         counts={v: sum(arm["comparison"]["verdict"] == v for arm in compared) for v in figures.VERDICTS},
@@ -83,6 +86,8 @@ def write_report(directory: Path) -> Path:
         differ=[name for name, values in found.items() if len(values) > 1],
         tables=tables,
         answers=answers,
+        law=law,
+        law_in_words=law["fit"].in_words(unit, law["name"]).splitlines() if law and "fit" in law else [],
         si=si,
     )
 

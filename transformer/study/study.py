@@ -200,7 +200,13 @@ def to_json(study: Study, arms: Sequence[Arm]) -> dict[str, Any]:
         "accept": list(study.accept),
         "learning_rates": list(study.learning_rates),
         "arms": [
-            {"name": arm.name, "changes": arm.changes, "solved": arm.solved, "quantities": arm.quantities}
+            {
+                "name": arm.name,
+                "changes": arm.changes,
+                "grid": {field: leaves(arm.experiment).get(field) for field in study.grid},
+                "solved": arm.solved,
+                "quantities": arm.quantities,
+            }
             for arm in arms
         ],
     }
