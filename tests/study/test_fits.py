@@ -33,6 +33,14 @@ def test_a_law_without_noise_is_found(law: tuple[float, float, float]) -> None:
         assert found.at(x)[0] == pytest.approx(floor + scale * (x / unit) ** -exponent, rel=1e-3)
 
 
+def test_neither_floor_nor_scale_is_below_zero() -> None:
+    x = np.array(DEPTHS, float)
+    falling, rising = 3 * x**-0.5 - 0.3, 1 + x / 100
+    found = solve(x, np.stack([falling, rising]))
+    assert found.floor[0] == 0 and found.scale[0] > 0
+    assert found.scale[1] == 0 and found.floor[1] == pytest.approx(rising.mean())
+
+
 def test_the_squares_are_no_larger_than_another_solvers() -> None:
     for seed in range(20):
         points = planted(seed, noise=0.02)
@@ -53,13 +61,19 @@ def test_many_laws_at_once_are_those_of_one_at_a_time() -> None:
         assert all(a[i] == b[0] for a, b in zip(many, solve(x, y[i : i + 1]), strict=True))
 
 
-@pytest.mark.parametrize("noise", [0.003, 0.02])
-def test_intervals_cover_what_was_planted(noise: float) -> None:
-    """95 % in name. 300 planted studies: the share that covers has a standard error of 1.3 %."""
+COVERAGE = [
+    pytest.param(0.02, 120, id="some noise"),
+    pytest.param(0.003, 400, id="little noise", marks=pytest.mark.exhaustive),
+]
+
+
+@pytest.mark.parametrize(("noise", "studies"), COVERAGE)
+def test_intervals_cover_what_was_planted(noise: float, studies: int) -> None:
+    """95 % in name. Of 120 planted studies the share that covers has a standard error of 2 %."""
     inside = {"floor": 0, "scale": 0, "exponent": 0, "held": 0, "foretold": 0}
-    law, studies = {"floor": 1.5, "scale": 2.0, "exponent": 0.5}, 300
+    law = {"floor": 1.5, "scale": 2.0, "exponent": 0.5}
     for seed in range(studies):
-        found = fit(planted(seed, noise), samples=150)
+        found = fit(planted(seed, noise), samples=100)
         for name, value in law.items():
             low, high = found.intervals[name]
             inside[name] += low <= value <= high
@@ -68,8 +82,9 @@ def test_intervals_cover_what_was_planted(noise: float) -> None:
             _, low, high = found.foretell(128)
             inside["foretold"] += low <= 1.5 + 2 * 128**-0.5 <= high
     shares = {name: count / studies for name, count in inside.items()}
-    assert all(0.88 <= shares[name] <= 0.99 for name in (*law, "held")), shares
-    assert inside["foretold"] / inside["held"] > 0.88, shares
+    print(shares)
+    assert all(0.86 <= shares[name] <= 0.995 for name in (*law, "held")), shares
+    assert inside["foretold"] / inside["held"] > 0.86, shares
 
 
 def test_a_bend_is_met_at_the_size_held_out() -> None:
@@ -77,6 +92,9 @@ def test_a_bend_is_met_at_the_size_held_out() -> None:
     points = planted()
     points[64] = [value + 0.1 for value in points[32]]
     found = fit(points)
+    rest = np.repeat(DEPTHS[:-1], 5).astype(float)
+    alone = solve(rest, np.concatenate([points[size] for size in DEPTHS[:-1]])[None])
+    assert found.held_out["foretold"] == pytest.approx(alone.at(64)[0])
     assert not found.held_out["inside"] and "OUTSIDE" in found.in_words("loss", "depth")
     with pytest.raises(UserError, match="missed 64"):
         found.foretell(100)
