@@ -8,8 +8,11 @@ from transformer.allocator import keep_freed_memory
 from transformer.cli import main
 
 NAMES = (
-    "train study noise sample evaluate inspect ablate cost plan report runs import export bench coordinates"
-).split()
+    *("train", "study", "noise"),
+    *("sample", "evaluate", "inspect", "ablate"),
+    *("cost", "plan", "bench", "coordinates"),
+    *("report", "runs", "import", "export"),
+)
 COMMANDS = {name: f"transformer.commands.{name}" for name in NAMES}
 
 if __name__ == "__main__":

@@ -4,13 +4,15 @@ An experiment file is Python with ``get_config() -> Experiment``. From the comma
 is changed by its dotted name, ``--config.model.depth=12``; the machinery is `transformer.settings`.
 """
 
-from collections.abc import Callable, Collection
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from transformer.data.prepare import Data
-from transformer.data.tokenizer import Bpe, Bytes, Imported, Unigram
+from transformer.data.tasks.task import Task
+from transformer.data.tokenizer import Bpe, Bytes, Symbols, TokenizerConfig, Unigram
 from transformer.errors import UserError, did_you_mean
 from transformer.model import config as model_config
 from transformer.model.attention import kind
@@ -19,7 +21,7 @@ from transformer.model.moe import Moe
 from transformer.model.positions import Rotary
 from transformer.parallel import context, mesh, rules
 from transformer.parallel.mesh import Mesh
-from transformer.settings import check_types, digest, leaves, override, settings
+from transformer.settings import check_types, digest, leaves, override, settings, tag_of
 from transformer.training import config as train_config
 from transformer.training.config import Train
 
@@ -29,7 +31,7 @@ class Experiment:
     """Everything that decides a run's result."""
 
     model: Model = Model()
-    tokenizer: Bytes | Unigram | Bpe | Imported = Bpe()
+    tokenizer: TokenizerConfig = Bpe()
     data: Data = Data()
     train: Train = Train()
     mesh: Mesh = Mesh()
@@ -37,6 +39,9 @@ class Experiment:
     @property
     def vocab_size(self) -> int:
         """V: as the tokenizer will have it, to the entry (a trained tokenizer that differs is an error)."""
+        if isinstance(self.tokenizer, Symbols):
+            assert isinstance(self.data.source, Task)
+            return len(self.data.source.symbols)
         return 257 if isinstance(self.tokenizer, Bytes) else self.tokenizer.vocab_size
 
     @property
@@ -59,9 +64,23 @@ def load(path: str, changes: dict[str, str]) -> Experiment:
     if not isinstance(experiment, Experiment):
         raise UserError(f"{path}: get_config() returned {type(experiment).__name__}, not transformer.config.Experiment")
     check_types(experiment)
-    experiment = override(experiment, changes)
+    experiment = changed(experiment, changes)
     check(experiment, given=changes)
     return experiment
+
+
+def changed(experiment: Experiment, changes: Mapping[str, Any]) -> Experiment:
+    """``experiment`` with settings changed by dotted name. A change from text to a synthetic task, or back, brings its
+    tokenizer along where none is named: the task's symbols, or the usual one."""
+    new = override(experiment, changes)
+    is_task, source_named = isinstance(new.data.source, Task), {"data.source", "data.source.kind"} & set(changes)
+    if (
+        source_named
+        and is_task != isinstance(new.tokenizer, Symbols)
+        and not any(n.startswith("tokenizer") for n in changes)
+    ):
+        new = dataclasses.replace(new, tokenizer=Symbols() if is_task else Experiment().tokenizer)
+    return new
 
 
 # What an experiment's file may offer, and the command for it.
@@ -99,7 +118,8 @@ def check(experiment: Experiment, given: Collection[str] = ()) -> None:
     e = experiment
     model_config.check(e.model)
     train_config.check(e.train)
-    if not isinstance(e.tokenizer, Bytes) and e.tokenizer.vocab_size < 2:
+    check_source(e)
+    if isinstance(e.tokenizer, Unigram | Bpe) and e.tokenizer.vocab_size < 2:
         raise UserError(f"config.tokenizer.vocab_size: {e.tokenizer.vocab_size} is too small, set 300 or more")
     mesh.check(e.mesh)
     by_axis = mesh.sizes(e.mesh)
@@ -136,13 +156,41 @@ def _spread(mlp: Any) -> bool:
     return not isinstance(mlp, Moe) or mlp.top_k < mlp.experts
 
 
+def check_source(e: Experiment) -> None:
+    """UserError where text has no tokenizer of text, or a task's rows cannot be made or do not fit."""
+    source, kind = e.data.source, tag_of(type(e.tokenizer))
+    if not isinstance(source, Task):
+        if isinstance(e.tokenizer, Symbols):
+            raise UserError("config.tokenizer: symbols are for a synthetic task, and data.source is text; set bpe")
+        return
+    task = tag_of(type(source))
+    if not isinstance(e.tokenizer, Symbols):
+        raise UserError(f"config.tokenizer: {kind} has no effect: {task} has a vocabulary of its own; set symbols")
+    if source.validation < 1:
+        raise UserError(f"config.data.source.validation: {source.validation} rows are too few, set 1 or more")
+    source.check()
+    if source.length > e.model.context:
+        raise UserError(
+            f"config.model.context: {e.model.context} is too short for the rows of {task}, which have {source.length} "
+            "positions"
+        )
+
+
+def is_text(e: Experiment) -> bool:
+    return not isinstance(e.data.source, Task)
+
+
+NO_TEXT = "a synthetic task has no text"
 # Settings that do nothing in some configurations: when they are alive, and why they are not otherwise.
 # (Most such settings cannot even be written: a window exists only on a kind that has one.)
 INERT: dict[str, tuple[Callable[[Experiment], bool], str]] = {
-    "data.weights": (lambda e: "," in e.data.source, "there is one source"),
+    "data.text_field": (is_text, NO_TEXT),
+    "data.piece_bytes": (is_text, NO_TEXT),
+    "train.prompts": (is_text, "a synthetic task's model answers and continues nothing"),
+    "data.weights": (lambda e: isinstance(e.data.source, str) and "," in e.data.source, "there is one source"),
     "data.validation": (
-        lambda e: e.data.source != "shakespeare",
-        "this corpus has a fixed list of held-out works",
+        lambda e: is_text(e) and e.data.source != "shakespeare",
+        "what is held out is fixed: works of this corpus, rows of this task (data.source.validation)",
     ),
     "model.attention.projection.rope_width": (
         lambda e: isinstance(e.model.positions, Rotary),

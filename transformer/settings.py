@@ -1,9 +1,10 @@
 """Settings as frozen dataclasses: overrides by dotted name, types checked, JSON both ways, a hash.
 
 A setting's type is one of: bool, int, float, str, Literal[...], tuple[X, ...], X | None, another
-settings class, or a *tagged union* of settings classes (``Global | Sliding``). A tag is the class
-name in snake case; it is written ``attention.span=sliding`` or ``attention.span.kind=sliding`` on
-the command line and ``{"kind": "sliding", ...}`` in JSON.
+settings class, or a *tagged union* of settings classes (``Global | Sliding``), of which one member
+may be str: text that is no tag. A tag is the class name in snake case; it is written
+``attention.span=sliding`` or ``attention.span.kind=sliding`` on the command line and
+``{"kind": "sliding", ...}`` in JSON.
 """
 
 import dataclasses
@@ -39,6 +40,11 @@ def members(hint: Any) -> dict[str, type]:
     """The settings classes of a type, by tag: several for a tagged union, one for a plain record, else none."""
     options = typing.get_args(hint) if _is_union(hint) else (hint,)
     return {tag_of(c): c for c in options if dataclasses.is_dataclass(c) and isinstance(c, type)}
+
+
+def takes_text(hint: Any) -> bool:
+    """Whether a tagged union also takes text that is no tag."""
+    return _is_union(hint) and str in typing.get_args(hint)
 
 
 def hints(cls: Any) -> dict[str, Any]:
@@ -108,12 +114,25 @@ def override(tree: T, changes: Mapping[str, Any], path: str = "config") -> T:
         if _is_union(hint) and "" in group and "kind" in group:
             raise UserError(f"{where}: is given twice, as {where} and as {where}.kind")
         for spelling in ("", "kind"):
-            if spelling == "kind" and (not _is_union(hint) or "kind" in hints(type(record))):
+            if spelling == "kind" and (not _is_union(hint) or "kind" in _names(record)):
                 break
-            if spelling in group:
+            if (
+                spelling == ""
+                and takes_text(hint)
+                and isinstance(group.get(""), str)
+                and group[""] not in members(hint)
+            ):
+                record = group.pop("")
+            elif spelling in group:
                 record = _retag(group.pop(spelling), hint, record, where)
-        new[head] = override(record, group, where)
+        if isinstance(record, str) and group:
+            raise UserError(f"{where}.{next(iter(group))}: {record!r} is a plain value and has no settings of its own")
+        new[head] = record if isinstance(record, str) else override(record, group, where)
     return dataclasses.replace(tree, **new)  # type: ignore[type-var]
+
+
+def _names(record: Any) -> Mapping[str, Any]:
+    return {} if isinstance(record, str) else hints(type(record))
 
 
 def _retag(value: Any, hint: Any, record: Any, where: str) -> Any:
@@ -200,6 +219,8 @@ def check_types(tree: Any, path: str = "config") -> None:
         value, where = getattr(tree, name), f"{path}.{name}"
         choices = members(hint)
         if choices:
+            if isinstance(value, str) and takes_text(hint):
+                continue
             if type(value) not in choices.values():
                 raise UserError(f"{where}: {value!r} is not one of: {', '.join(choices)}")
             check_types(value, where)
@@ -238,6 +259,9 @@ def from_dict(cls: type[T], data: Any, path: str = "config") -> T:
         choices = members(hint)
         if not choices:
             values[name] = parse(value, hint, where)
+            continue
+        if isinstance(value, str) and takes_text(hint):
+            values[name] = value
             continue
         inner = next(iter(choices.values()))
         if _is_union(hint):

@@ -4,14 +4,18 @@ from pathlib import Path
 from typing import Any
 
 from transformer import run as runs
+from transformer.analysis.answers import answer
+from transformer.analysis.answers import sentence as answers_in_words
 from transformer.analysis.compressors import compressed
 from transformer.analysis.evaluate import evaluate, total
 from transformer.config import Experiment
 from transformer.data.documents import Documents, Encoded, encode, token_sizes
 from transformer.data.prepare import Log, prepare
 from transformer.data.readers import find, read
+from transformer.data.tasks.task import Task
 from transformer.errors import UserError
 from transformer.run import Run
+from transformer.settings import tag_of
 
 EVALUATION = "evaluation.json"
 
@@ -25,12 +29,35 @@ def validation(run: Run, cache: Path, log: Log) -> Documents:
 
 def texts(run: Run, source: str) -> Encoded:
     """The documents of a user's file, encoded as training text is."""
+    if isinstance(run.experiment.data.source, Task):
+        raise UserError("--text: the run was trained on a synthetic task and reads no text; leave it out")
     piece_bytes = run.experiment.data.piece_bytes
     field = run.experiment.data.text_field  # of JSON lines and Parquet; a plain file has none
     found = [b"".join(d.chunks()) for file in find(source) for d in read(file, field)]
     if not any(found):
         raise UserError(f"{source}: holds no text")
     return Encoded([encode(run.tokenizer, text, piece_bytes) for text in found], sum(map(len, found)))
+
+
+def measure_held_out(
+    run: Run, params: Any, step: int, cache: Path, log: Log, stride: int | None, int8: bool = False
+) -> dict[str, Any]:
+    """What the run's training held out: `measure` of a text's validation split, or a task's rows answered."""
+    task = run.experiment.data.source
+    if not isinstance(task, Task):
+        return measure(run, params, step, "validation split", validation(run, cache, log), stride, int8)
+    if stride is not None:
+        raise UserError(f"--stride: {tag_of(type(task))} has rows that are each read whole; leave it out")
+    if int8:
+        raise UserError(f"--int8_cache: {tag_of(type(task))} has rows that are read without a cache; leave it out")
+    runs.check_text(run.directory, task.content_hash, run.tokenizer.fingerprint)
+    return {
+        "run": str(run.directory),
+        "step": step,
+        "text": f"{task.validation:,} held-out rows of {tag_of(type(task))}",
+        **answer(run.experiment, params).report(),
+        "protocol": "every answer of every held-out row once; of equally likely symbols each is right in part",
+    }
 
 
 def measure(
@@ -62,6 +89,8 @@ def measure(
 
 def sentence(result: dict[str, Any]) -> str:
     """The result as a person reads it."""
+    if "by_difficulty" in result:
+        return answers_in_words(result)
     cut = result["compressed_bytes"]
     cut_text = f" on its first {cut / 2**20:.0f} MiB" if cut < result["bytes"] else ""
     return (

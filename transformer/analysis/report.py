@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from transformer import run as runs
 from transformer.analysis.cost import cost
@@ -37,6 +38,7 @@ def write_report(directory: Path) -> Path:
         last=trained[-1],
         steps=experiment.train.steps,
         evaluation=evaluation,
+        answers=answers(evaluation) if evaluation and "by_difficulty" in evaluation else None,
         samples=_json(directory / SAMPLES) or [],
         bill=cost(experiment),
         model=experiment.model,
@@ -68,6 +70,28 @@ def curve(records: list[dict[str, Any]], evaluation: dict[str, Any] | None) -> s
         axes.spines[side].set_visible(False)
     axes.grid(alpha=0.25)
     return inline(drawn(figure))
+
+
+def answers(evaluation: dict[str, Any]) -> str:
+    """A task's error by difficulty and by position, beside chance, as SVG text."""
+    figure = Figure(figsize=(8, 2.8), layout="constrained")
+    for axes, (name, rows) in zip(
+        figure.subplots(1, 2, sharey=True),
+        ((evaluation["difficulty"], evaluation["by_difficulty"]), ("position", evaluation["by_position"])),
+        strict=True,
+    ):
+        axes.plot(
+            [row["value"] for row in rows], [row["error"] for row in rows], color="#c1440e", marker="o", markersize=3
+        )
+        axes.axhline(evaluation["chance_error"], color="#777777", linestyle=":")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel(name)
+        axes.set_ylim(-0.02, 1.02)
+        axes.grid(alpha=0.25)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.axes[0].set_ylabel("wrong; dotted: by chance")
+    return inline(drawn(figure), "answers-")
 
 
 def _json(path: Path) -> Any:

@@ -14,8 +14,8 @@ import numpy as np
 
 from transformer import run as runs
 from transformer.config import Experiment
-from transformer.data.loader import Loader, batch_hash
-from transformer.data.prepare import Log, prepare
+from transformer.data.loader import batch_hash
+from transformer.data.prepare import Log, loader, prepare
 from transformer.errors import UserError
 from transformer.files import CHECKPOINTS, saved_steps
 from transformer.jsons import finite
@@ -45,16 +45,15 @@ def reproduce(run: runs.Run, step: int, cache: Path, say: Log) -> dict[str, Any]
         raise UserError(f"--step: {step} is not one of the run's steps 1 to {experiment.train.steps}")
     prepared = prepare(experiment.data, experiment.tokenizer, cache, say)
     runs.check_text(run.directory, prepared.content_hash, prepared.tokenizer.fingerprint)
-    data, train = experiment.data, experiment.train
-    loader = Loader(prepared.train, data.weights, data.seed, train.batch, experiment.model.context)
+    batches = loader(experiment.data, prepared, experiment.train.batch, experiment.model.context)
     state = _state_before(run, step, say)
     begun, advance = int(state.step), jax.jit(train_step, static_argnums=0, donate_argnums=1)
     program, given = experiment.program, dials(experiment)
     for done in range(begun, step - 1):
-        state, _ = advance(program, state, place(loader.batch_at(done)), given)
+        state, _ = advance(program, state, place(batches.batch_at(done)), given)
         if (done - begun) % 100 == 99:
             say(f"at step {done + 1} of {step - 1}")
-    batch = loader.batch_at(step - 1)
+    batch = batches.batch_at(step - 1)
     sums, gradients = jax.jit(sum_gradients, static_argnums=0)(program, state, place(batch), given.seed)
     gradients = jax.tree.map(lambda g: g / jnp.maximum(sums.tokens, 1), gradients)
     weights = _weights(experiment, state.params, gradients)

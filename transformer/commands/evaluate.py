@@ -1,4 +1,4 @@
-"""evaluate: loss, perplexity and bits per byte of a trained run."""
+"""evaluate: loss, perplexity and bits per byte of a trained run, or a task's error by difficulty."""
 
 from typing import Any
 
@@ -22,20 +22,22 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     directory = args.run_directory()
     import jax
 
-    from transformer.analysis.measure import measure, sentence, texts, validation
+    from transformer.analysis.measure import measure, measure_held_out, sentence, texts
     from transformer.parallel.mesh import make_mesh
     from transformer.run import open_run
 
     opened = open_run(directory).on_these_devices()
     with jax.set_mesh(make_mesh(opened.experiment.mesh)):
         params, step = opened.params(f.checkpoint)
-        found = texts(opened, f.text) if f.text else validation(opened, args.cache, say)
-        result = measure(opened, params, step, f.text or "validation split", found, f.stride, f.int8_cache)
+        if f.text:
+            result = measure(opened, params, step, f.text, texts(opened, f.text), f.stride, f.int8_cache)
+        else:
+            result = measure_held_out(opened, params, step, args.cache, say, f.stride, f.int8_cache)
     return result, sentence(result)
 
 
 COMMAND = Command(
-    summary="loss, perplexity and bits per byte of the validation split or a text",
+    summary="loss, perplexity and bits per byte of the validation split or a text; a task's error",
     example="python -m transformer evaluate --run=runs/demo --text=my.txt",
     define=define,
     run=run,

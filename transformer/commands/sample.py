@@ -63,6 +63,7 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
 
     import jax
 
+    from transformer.data.tasks.task import Task
     from transformer.generation import drafts
     from transformer.generation.sample import CHUNK, Stream, sample
     from transformer.parallel.mesh import Mesh, make_mesh
@@ -70,6 +71,8 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
 
     prompts = f.prompt or [""]
     opened = open_run(directory).on_one_device()
+    if isinstance(opened.experiment.data.source, Task):
+        raise UserError(f"--run: {directory} was trained on a synthetic task: it answers, and continues nothing")
     streaming = len(prompts) == 1 and not f.json
     samples: list[Any] = []
     with jax.set_mesh(make_mesh(Mesh())):

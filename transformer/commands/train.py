@@ -31,9 +31,9 @@ def finish(workdir: Path, cache: Path) -> tuple[dict[str, Any], str]:
     """
     import jax
 
-    from transformer.analysis.measure import EVALUATION, measure, sentence, validation
+    from transformer.analysis.examples import show
+    from transformer.analysis.measure import EVALUATION, measure_held_out, sentence
     from transformer.analysis.report import write_report
-    from transformer.generation.sample import write_samples
     from transformer.jsons import write_json
     from transformer.parallel.mesh import make_mesh
     from transformer.run import open_run
@@ -41,8 +41,8 @@ def finish(workdir: Path, cache: Path) -> tuple[dict[str, Any], str]:
     run = open_run(workdir).on_these_devices()
     with jax.set_mesh(make_mesh(run.experiment.mesh)):
         params, step = run.params()
-        say("measuring on the whole validation split")
-        result = measure(run, params, step, "validation split", validation(run, cache, say), stride=None)
+        say("measuring on all that was held out")
+        result = measure_held_out(run, params, step, cache, say, stride=None)
         write_json(workdir / EVALUATION, result)
     if not hosts.is_first():
         return result, ""
@@ -50,7 +50,7 @@ def finish(workdir: Path, cache: Path) -> tuple[dict[str, Any], str]:
     with jax.set_mesh(make_mesh(run.experiment.mesh, jax.local_devices())):
         if hosts.count() > 1:  # the weights lie on the devices of all
             params, step = run.params(alone=True)
-        samples = write_samples(run, params, step)
+        samples = show(run, params, step)
     page = write_report(workdir)
     texts = [f"--- a sample\n{s.prompt}{s.text}" for s in samples]
     return {**result, "report": str(page)}, "\n\n".join([*texts, sentence(result), f"the report: open {page}"])

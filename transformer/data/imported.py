@@ -35,7 +35,7 @@ class ImportedTokenizer:
     def __init__(self, config: Imported, data: bytes):
         self.config, self.data = config, data
         self.vocab_size = config.vocab_size
-        self.starts = [] if config.start_id is None else [config.start_id]
+        self.starts = () if config.start_id is None else (config.start_id,)
         self.end_ids = config.end_ids
         marks = f"{config.vocab_size} {config.start_id} {list(config.end_ids)}".encode()
         self.fingerprint = hashlib.sha256(hashlib.sha256(data).digest() + marks).hexdigest()

@@ -26,9 +26,21 @@ import numpy as np
 
 from transformer.data import corpora, readers, split, tokenizer_training
 from transformer.data.corpora import Source
+from transformer.data.loader import Loader
 from transformer.data.pieces import cut
 from transformer.data.store import TokenStore, Writer
-from transformer.data.tokenizer import Bytes, ByteTokenizer, Imported, Tokenizer, TokenizerConfig, load
+from transformer.data.tasks.source import AnyTask, TaskLoader
+from transformer.data.tasks.task import Task
+from transformer.data.tokenizer import (
+    Bytes,
+    ByteTokenizer,
+    Imported,
+    Symbols,
+    SymbolTokenizer,
+    Tokenizer,
+    TokenizerConfig,
+    load,
+)
 from transformer.errors import UserError
 from transformer.parallel import hosts
 from transformer.settings import settings, tag_of, to_dict
@@ -42,7 +54,8 @@ Log = Callable[[str], None]
 class Data:
     """Which text to train on, and in which order.
 
-    source: a bundled corpus, a path, a glob or a URL; several separated by commas.
+    source: a bundled corpus, a path, a glob or a URL; several separated by commas; or a synthetic task, with
+    settings of its own and without those of texts below.
     weights: the sources' shares of rows; empty for shares in proportion to their size.
     text_field: the field (JSON lines) or column (Parquet) that holds the text.
     validation: the share of the bytes held out, in whole documents where there are several.
@@ -50,7 +63,7 @@ class Data:
     seed: the order of the pieces; it changes neither the split nor the tokenizer.
     """
 
-    source: str = "shakespeare"
+    source: str | AnyTask = "shakespeare"
     weights: tuple[float, ...] = ()
     text_field: str = "text"
     validation: float = 0.1
@@ -60,7 +73,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The tokenizer, one store per source for each side of the split, and what was done.
+    """The tokenizer, one store per source for each side of the split (none of a synthetic task), and what was done.
 
     content_hash: of the documents, the split and the cuts; the same for every tokenizer.
     """
@@ -71,6 +84,13 @@ class Prepared:
     report: dict[str, Any]
     content_hash: str
     directory: Path
+
+
+def loader(data: Data, prepared: Prepared, batch: int, context: int) -> Loader:
+    """Batches of ``batch`` rows of ``context`` positions, from the text or from the task."""
+    if isinstance(data.source, Task):
+        return TaskLoader(data.source, data.seed, batch, context)
+    return Loader(prepared.train, data.weights, data.seed, batch, context)
 
 
 def prepare(data: Data, tokenizer: TokenizerConfig, cache: Path, log: Log = lambda line: None) -> Prepared:
@@ -92,6 +112,9 @@ def prepare(data: Data, tokenizer: TokenizerConfig, cache: Path, log: Log = lamb
 
 def _prepare(data: Data, tokenizer: TokenizerConfig, cache: Path, log: Log) -> Prepared:
     cache = Path(cache).expanduser()
+    if isinstance(data.source, Task):
+        report = {"task": {"kind": tag_of(type(data.source))} | to_dict(data.source)}
+        return Prepared(SymbolTokenizer(data.source.symbols), [], [], report, data.source.content_hash, cache)
     names = [name.strip() for name in data.source.split(",")]
     _check(data, names)
     try:
@@ -163,6 +186,7 @@ def _build(
         texts = chain.from_iterable(
             _training_text(s, m, data.piece_bytes) for s, m in zip(sources, manifests, strict=True)
         )
+        assert not isinstance(config, Symbols)  # which are for tasks
         tokenizer, report["tokenizer"] = tokenizer_training.train(config, texts, size)
     tokenizer.save(entry)
     for i, (source, manifest) in enumerate(zip(sources, manifests, strict=True)):

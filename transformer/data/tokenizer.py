@@ -1,9 +1,10 @@
 """Text to ids and back, without loss: whatever text goes in, the same bytes come out.
 
-Two kinds: plain UTF-8 bytes (257 ids), and SentencePiece models (unigram or BPE) trained by
-``tokenizer_training``. Both have one special id, *end of text*. It is never produced from text: it is
-placed before every piece of text as its start and after a whole document as its end, in one place only
-(``prepare``). Text that looks like a special token, such as ``</s>``, is ordinary text.
+Three kinds: plain UTF-8 bytes (257 ids), SentencePiece models (unigram or BPE) trained by
+``tokenizer_training``, and the symbols of a synthetic task, which are no text. The first two have one special id,
+*end of text*. It is never produced from text: it is placed before every piece of text as its start and after a
+whole document as its end, in one place only (``prepare``). Text that looks like a special token, such as ``</s>``,
+is ordinary text.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 import numpy as np
 import numpy.typing as npt
 
-from transformer.errors import UserError
+from transformer.errors import UserError, did_you_mean
 from transformer.settings import settings
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 Ids = npt.NDArray[np.int32]
 
 MODEL_FILE = "tokenizer.model"
+SYMBOLS_FILE = "tokenizer.symbols"
 # SentencePiece writes a space as this letter inside its pieces, so the letter itself needs care.
 BLANK = "\u2581"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -73,7 +75,11 @@ class Imported:
     end_ids: tuple[int, ...] = ()  # what ends one
 
 
-TokenizerConfig = Bytes | Unigram | Bpe | Imported
+class Symbols:
+    """A synthetic task's own vocabulary."""
+
+
+TokenizerConfig = Bytes | Unigram | Bpe | Imported | Symbols
 
 
 class ByteTokenizer:
@@ -81,7 +87,7 @@ class ByteTokenizer:
 
     vocab_size = 257
     start_id = end_id = 256
-    starts, end_ids = [256], (256,)
+    starts, end_ids = (256,), (256,)
     whole = False
     fingerprint = hashlib.sha256(b"utf-8 bytes, 256 is end of text").hexdigest()
 
@@ -136,7 +142,7 @@ class SentencePieceTokenizer:
         self.end_id: int = self._pieces.eos_id()
         if self.end_id < 0:
             raise UserError("the tokenizer model has no end of text (its eos_id is off)")
-        self.start_id, self.starts, self.end_ids = self.end_id, [self.end_id], (self.end_id,)
+        self.start_id, self.starts, self.end_ids = self.end_id, (self.end_id,), (self.end_id,)
         self._bytes = [sentencepiece_bytes(self._pieces, i) for i in range(self.vocab_size)]
         self._byte_ids = {self._bytes[i]: i for i in range(self.vocab_size) if self._pieces.is_byte(i)}
         if len(self._byte_ids) < 256:
@@ -205,7 +211,51 @@ def sentencepiece_bytes(pieces: Any, token: int) -> bytes:
     return piece.replace(BLANK, " ").encode()
 
 
-Tokenizer = Union[ByteTokenizer, SentencePieceTokenizer, "ImportedTokenizer"]
+class SymbolTokenizer:
+    """The symbols of a synthetic task, which people read and write with spaces between them."""
+
+    start_id = end_id = -1  # no row has a start or an end of text
+    starts: tuple[int, ...] = ()
+    end_ids: tuple[int, ...] = ()
+    whole = False
+
+    def __init__(self, symbols: Sequence[str]):
+        self.symbols = tuple(symbols)
+        self._ids = {symbol: i for i, symbol in enumerate(self.symbols)}
+        self.vocab_size = len(self.symbols)
+        self.fingerprint = hashlib.sha256("\n".join(self.symbols).encode()).hexdigest()
+
+    def encode(self, text: str) -> Ids:
+        """Ids of symbols with spaces between them. UserError for one that the task does not have."""
+        unknown = next((word for word in text.split() if word not in self._ids), None)
+        if unknown is not None:
+            raise UserError(f"{unknown!r} is not a symbol of the task{did_you_mean(unknown, self._ids)}")
+        return np.array([self._ids[word] for word in text.split()], np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        return [self.encode(text) for text in texts]
+
+    def token_bytes(self, token: int) -> bytes:
+        """The symbol's name."""
+        check_ids([token], self.vocab_size)
+        return self.symbols[token].encode()
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return self.decode(ids).encode()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The symbols with spaces between them. UserError for ids outside the vocabulary."""
+        return " ".join(self.symbols[i] for i in check_ids(ids, self.vocab_size).tolist())
+
+    def describe(self, token: int) -> str:
+        return self.token_bytes(token).decode()
+
+    def save(self, directory: Path) -> None:
+        """Write ``tokenizer.symbols``, a symbol a line, into ``directory``."""
+        (directory / SYMBOLS_FILE).write_text("\n".join(self.symbols) + "\n", encoding="utf-8")
+
+
+Tokenizer = Union[ByteTokenizer, SentencePieceTokenizer, SymbolTokenizer, "ImportedTokenizer"]
 
 
 def load(config: TokenizerConfig, directory: Path) -> Tokenizer:
@@ -216,6 +266,8 @@ def load(config: TokenizerConfig, directory: Path) -> Tokenizer:
         from transformer.data import imported
 
         return imported.load(config, directory)
+    if isinstance(config, Symbols):
+        return _load_symbols(directory / SYMBOLS_FILE)
     path = directory / MODEL_FILE
     try:
         model = path.read_bytes()
@@ -225,6 +277,13 @@ def load(config: TokenizerConfig, directory: Path) -> Tokenizer:
         return SentencePieceTokenizer(model)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def _load_symbols(path: Path) -> SymbolTokenizer:
+    try:
+        return SymbolTokenizer(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot read the task's symbols: {error}") from None
 
 
 def utf8(text: str) -> bytes:

@@ -27,8 +27,8 @@ class Sample(NamedTuple):
     text: str
     ids: list[int]
     ended: bool
-    proposed: int
-    accepted: int
+    proposed: int = 0
+    accepted: int = 0
 
 
 def encode_prompts(run: Run, prompts: Sequence[str]) -> list[list[int]]:

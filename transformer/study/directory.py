@@ -3,6 +3,7 @@
 results.csv    a line for each arm and seed: everything that was measured
 curves.csv     a line for each validation of each run
 verdicts.csv   a line for each arm: its place beside the baseline, and what it spends
+answers.csv    of a synthetic task, a line for each arm, seed and difficulty or position
 """
 
 import csv
@@ -26,7 +27,13 @@ from transformer.study.equal import QUANTITIES
 from transformer.study.study import RESULT, RESULTS, STUDY, folder
 from transformer.training.metrics import METRICS, read
 
-MEASURED = {"bits_per_byte": "bits_per_byte", "loss": "eval_loss", "perplexity": "perplexity", "accuracy": "accuracy"}
+MEASURED = {
+    "bits_per_byte": "bits_per_byte",
+    "loss": "eval_loss",
+    "perplexity": "perplexity",
+    "accuracy": "accuracy",
+    "error": "error",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,7 +136,7 @@ def costs(results: Mapping[str, Any], found: Iterable[Run]) -> list[dict[str, An
 
 
 def write_tables(directory: Path, results: Mapping[str, Any], found: Iterable[Run]) -> list[str]:
-    """The three CSV files; returns their names."""
+    """The CSV files; returns their names."""
     found = list(found)
     rates = {arm["name"]: arm["learning_rate"]["chosen"] for arm in results["arms"]}
     tables = {
@@ -140,7 +147,7 @@ def write_tables(directory: Path, results: Mapping[str, Any], found: Iterable[Ru
                 "state": run.state,
                 "failed": None,
                 "learning_rate": rates[run.arm],
-                **(run.result or {}),
+                **{name: x for name, x in (run.result or {}).items() if not isinstance(x, list)},
                 **{f"training_{name}": value for name, value in (run.speed or {}).items()},
                 "wall_seconds": run.wall,
             }
@@ -149,6 +156,8 @@ def write_tables(directory: Path, results: Mapping[str, Any], found: Iterable[Ru
         "curves.csv": [{"arm": run.arm, "seed": run.seed, **point} for run in found for point in run.points],
         "verdicts.csv": [_verdict(arm) for arm in results["arms"]],
     }
+    if answers := [row for run in found for row in _answers(run)]:
+        tables["answers.csv"] = answers
     for name, rows in tables.items():
         out = io.StringIO()
         columns = dict.fromkeys(column for row in rows for column in row)
@@ -157,6 +166,15 @@ def write_tables(directory: Path, results: Mapping[str, Any], found: Iterable[Ru
         writer.writerows(rows)
         write_whole(directory / name, out.getvalue().encode())
     return list(tables)
+
+
+def _answers(run: Run) -> list[dict[str, Any]]:
+    """A line for each difficulty and each position of a task; none where the run is not of one."""
+    result = run.result or {}
+    if "by_difficulty" not in result:
+        return []
+    parts = [(result["difficulty"], result["by_difficulty"]), ("position", result["by_position"])]
+    return [{"arm": run.arm, "seed": run.seed, "by": name, **row} for name, rows in parts for row in rows]
 
 
 def _verdict(arm: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from scipy.optimize import isotonic_regression
 
 from transformer.pages import STYLE
@@ -27,6 +27,7 @@ LABELS = {
     "loss": "loss, nats per token",
     "perplexity": "perplexity per token",
     "accuracy": "accuracy",
+    "error": "share of wrong answers",
 }
 WIDTH = 5.2  # inches: a phone shows it without making the letters small
 FAR = 20  # times the middle one: an interval that reaches further is cut, or no other could be seen
@@ -175,6 +176,58 @@ def learning_rates(results: Mapping[str, Any]) -> Figure | None:
     _name(axes, figure.get_figheight(), ends)
     _plain(axes)
     return figure
+
+
+@styled
+def answers(found: Mapping[str, Any]) -> Figure:
+    """Error over difficulty: each arm's mean over seeds, and the band from its lowest to its highest seed."""
+    drawing = Figure(figsize=(WIDTH, 3.4), layout="constrained")
+    axes = drawing.subplots()
+    ends = []
+    for i, arm in enumerate(found["arms"]):
+        points = [
+            (value, mean, *span)
+            for value, mean, span in zip(found["values"], arm["errors"], arm["spans"], strict=True)
+            if mean is not None
+        ]
+        if points:
+            x, mean, low, high = zip(*points, strict=True)
+            colour, style = _look(i)
+            axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+            axes.plot(x, mean, color=colour, linestyle=style, marker="o", markersize=3, linewidth=1.4)
+            ends.append((arm["name"], x[-1], mean[-1], colour))
+    axes.axhline(found["chance"], color=GREY, linewidth=1, linestyle=":")
+    axes.annotate("chance", (0, found["chance"]), (2, 3), axes.get_yaxis_transform(), "offset points", color=GREY)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel(found["difficulty"])
+    axes.set_ylabel("share of wrong answers")
+    _name(axes, drawing.get_figheight(), ends)
+    _plain(axes)
+    return drawing
+
+
+@styled
+def law(results: Mapping[str, Any], found: Mapping[str, Any]) -> Figure:
+    """A power law (`fits.of_study`): every seed's value, the law over the sizes, and its band."""
+    fit, points = found["fit"], found["points"]
+    drawing = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+    axes = drawing.subplots()
+    axes.set_xscale("log")
+    sizes = np.geomspace(fit.sizes[0], fit.sizes[-1], 60)
+    tails = (1 - fit.confidence) / 2, (1 + fit.confidence) / 2
+    low, high = np.quantile(fit.samples.at(sizes), tails, axis=0)
+    axes.fill_between(sizes, low, high, color=COLOURS[0], alpha=0.2, linewidth=0)
+    axes.plot(sizes, fit.floor + fit.scale * sizes**-fit.exponent, color=COLOURS[0], linewidth=1.4)
+    for size, values in sorted(points.items()):
+        axes.plot([size] * len(values), values, "o", color=GREY, markersize=3)
+    axes.set_xlabel(found["name"])
+    axes.set_ylabel(LABELS[results["metric"]])
+    axes.xaxis.set_major_locator(FixedLocator(fit.sizes))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(EngFormatter())
+    _plain(axes)
+    return drawing
 
 
 def _look(i: int) -> tuple[str, str]:

@@ -44,8 +44,8 @@ def list_text(result: dict[str, Any]) -> str:
         [
             shown(run["run"]),
             f"{run['step']}/{shown(run['steps'])}",
-            _decimals(run["bits_per_byte"], 4),
-            _decimals(run["best_bits_per_byte"], 4),
+            _measured(run, "bits_per_byte", "error"),
+            _measured(run, "best_bits_per_byte", "best_error"),
             _decimals(run["tokens"], 0),
             _decimals(run["seconds"], 0),
             state(run),
@@ -144,6 +144,11 @@ def _differs(run: dict[str, Any]) -> str:
     words = [f"{shown(name)}={_short(value)}" for name, value in run["differs"].items()]
     more = [f"and {len(words) - MOST} more"] if len(words) > MOST else []
     return " ".join([*map(shown, run["damage"]), *words[:MOST], *more])
+
+
+def _measured(run: dict[str, Any], of_text: str, of_task: str) -> str:
+    """Bits per byte; of a synthetic task, which has none, its error."""
+    return _decimals(run[of_text], 4) if run[of_task] is None else f"error {run[of_task]:.4f}"
 
 
 def _decimals(value: float | None, places: int) -> str:

@@ -79,8 +79,11 @@ RESULTS: dict[str, Callable[[RunFiles], Any]] = {
     "eval_loss": lambda run: _last(run.records, "eval_loss"),
     "bits_per_byte": lambda run: _last(run.records, "bits_per_byte"),
     "best_bits_per_byte": lambda run: min(_numbers(run.records, "bits_per_byte"), default=None),
+    "error": lambda run: _last(run.records, "error"),
+    "best_error": lambda run: min(_numbers(run.records, "error"), default=None),
     "evaluation.loss": lambda run: as_number(run.evaluation.get("loss")),
     "evaluation.bits_per_byte": lambda run: as_number(run.evaluation.get("bits_per_byte")),
+    "evaluation.error": lambda run: as_number(run.evaluation.get("error")),
     "seconds": lambda run: _last(run.timing, "seconds"),
     "start": lambda run: next((s.get("start") for s in starts(run.origin)), None),
 }

@@ -19,8 +19,10 @@ from transformer.analysis.cost import FLOPS_FORMULA
 from transformer.jsons import write_whole
 from transformer.pages import drawn, inline, write_page
 from transformer.study import figures
+from transformer.study.answered import answered
 from transformer.study.directory import Run, costs, read_study, write_tables
 from transformer.study.equal import HELD, TOLERANCE
+from transformer.study.fits import of_study
 from transformer.study.power import POWER, SEEDS_CAP
 from transformer.study.study import AGAIN, UNITS
 from transformer.study.words import digits, half, probability, si
@@ -33,12 +35,15 @@ HASHES = {"content_hash": "text", "tokenizer_hash": "tokenizer"}
 def write_report(directory: Path) -> Path:
     """Write the page, the figures and the tables; returns the page's path. UserError where no run has finished."""
     results, runs = read_study(directory)
+    answers, law = answered(results, runs), of_study(results)
     pictures: dict[str, Figure | None] = {
         "differences": figures.differences(results) if len(results["arms"]) > 1 else None,
         "curves_tokens": figures.curves(results, runs, "tokens"),
         "curves_flops": figures.curves(results, runs, "flops"),
         "curves_seconds": figures.curves(results, runs, "seconds"),
         "learning_rates": figures.learning_rates(results),
+        "answers": figures.answers(answers) if answers else None,
+        "law": figures.law(results, law) if law and "fit" in law else None,
     }
     folder = directory / "figures"
     folder.mkdir(exist_ok=True)
@@ -49,6 +54,7 @@ def write_report(directory: Path) -> Path:
             write_whole(folder / f"{name}.svg", svg)
             write_whole(folder / f"{name}.pdf", drawn(figure, "pdf"))
             inlined[name] = inline(svg, f"{name}-")
+    unit = UNITS[results["metric"]]
     tables = write_tables(directory, results, runs)
     compared = [arm for arm in results["arms"] if "comparison" in arm]
     again = next((arm for arm in compared if arm["name"] == AGAIN), None)
@@ -58,7 +64,7 @@ def write_report(directory: Path) -> Path:
         "study.html",
         name=directory.resolve().name,
         results=results,
-        unit=UNITS[results["metric"]],
+        unit=unit,
         done=done,
         wanted=len(runs),
         counts={v: sum(arm["comparison"]["verdict"] == v for arm in compared) for v in figures.VERDICTS},
@@ -79,6 +85,9 @@ def write_report(directory: Path) -> Path:
         origins=found,
         differ=[name for name, values in found.items() if len(values) > 1],
         tables=tables,
+        answers=answers,
+        law=law,
+        law_in_words=law["fit"].in_words(unit, law["name"]).splitlines() if law and "fit" in law else [],
         si=si,
     )
 

@@ -27,14 +27,14 @@ from typing import Any
 import jax
 
 from transformer import run as runs
-from transformer.analysis.evaluate import evaluate, total
+from transformer.analysis.examples import show
+from transformer.analysis.validation import validator
 from transformer.config import Experiment
-from transformer.data.documents import Documents, token_sizes
 from transformer.data.loader import Loader
 from transformer.data.prepare import Prepared, prepare
+from transformer.data.tasks.task import Task
 from transformer.errors import UserError
 from transformer.files import CONFIG, alone
-from transformer.generation.sample import write_samples
 from transformer.jsons import write_json
 from transformer.parallel import hosts
 from transformer.parallel.mesh import Mesh, make_mesh, sizes
@@ -151,7 +151,13 @@ class Runner:
     def price(self, arms: Sequence[Arm]) -> Price:
         """Hours here, by arm."""
         self.say("timing some steps of every arm")
-        return price(self.study, arms, lambda e: sum(store.tokens for store in self.text_of(e).validation))
+        return price(self.study, arms, self.validation_tokens)
+
+    def validation_tokens(self, experiment: Experiment) -> int:
+        """Of what is measured on at the end; half of each window of text is read again, and no row of a task."""
+        if isinstance(experiment.data.source, Task):
+            return experiment.data.source.validation * experiment.model.context // 2
+        return sum(store.tokens for store in self.text_of(experiment).validation)
 
     def text_of(self, experiment: Experiment) -> Prepared:
         key = (dataclasses.replace(experiment.data, seed=0), experiment.tokenizer)
@@ -161,6 +167,8 @@ class Runner:
 
     def bytes_per_row(self, experiment: Experiment) -> float:
         """Of source text, in a training row, on average."""
+        if isinstance(experiment.data.source, Task):
+            return experiment.data.source.length  # it has no text; a symbol counts as a byte
         data, context = dataclasses.replace(experiment.data, seed=0), experiment.model.context
         key = (data, experiment.tokenizer, context)
         if key not in self.rows:
@@ -257,12 +265,9 @@ class Runner:
     def measure(self, experiment: Experiment, directory: Path) -> dict[str, Any]:
         """Loss, perplexity, bits per byte and accuracy of the last weights on the whole validation split."""
         prepared = self.text_of(experiment)
-        documents = Documents(prepared.validation, prepared.tokenizer.start_id)
         with jax.set_mesh(make_mesh(experiment.mesh)):
             params, step = runs.open_run(directory).params()
-            stride = max(1, experiment.model.context // 2)
-            scores = evaluate(experiment, params, documents, token_sizes(prepared.tokenizer), stride=stride)
-        return {"step": step, **total(scores).report()}
+            return {"step": step, **validator(experiment, prepared)(params)}
 
     def sample(self, directory: Path) -> None:
         """Continue the prompts with the last weights, on one device."""
@@ -270,7 +275,7 @@ class Runner:
             return
         run = runs.open_run(directory).on_one_device()
         with jax.set_mesh(make_mesh(Mesh(), jax.local_devices())):
-            write_samples(run, *run.params(alone=True))
+            show(run, *run.params(alone=True))
 
     def log(self, line: str) -> None:
         if not hosts.is_first():

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from transformer import config
 from transformer.config import Experiment
+from transformer.data.tasks.task import Task
 from transformer.errors import UserError, did_you_mean
 from transformer.settings import check_types, leaves, override
 from transformer.study import equal
@@ -18,15 +19,16 @@ from transformer.study.equal import Held, Quantity
 
 BASELINE, AGAIN = "baseline", "baseline again"
 SHIFT = 1_000_000  # from the seeds of the baseline to those of the baseline again
-METRICS = {"bits_per_byte": "less", "loss": "less", "perplexity": "less", "accuracy": "more"}  # which is better
+METRICS = {"bits_per_byte": "less", "loss": "less", "perplexity": "less", "accuracy": "more", "error": "less"}  # better
 UNITS = {
     "bits_per_byte": "bits per byte",
     "loss": "nats per token",
     "perplexity": "of perplexity",
     "accuracy": "of accuracy",
+    "error": "of wrong answers",
 }
 STUDY, RESULTS, RESULT = "study.json", "results.json", "result.json"
-Metric = Literal["bits_per_byte", "loss", "perplexity", "accuracy"]
+Metric = Literal["bits_per_byte", "loss", "perplexity", "accuracy", "error"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +47,7 @@ class Study:
     arms: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     grid: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    metric: Metric = "bits_per_byte"  # on the whole validation split, at the end
+    metric: Metric = "bits_per_byte"  # on all that is held out, at the end; "error" is that of a synthetic task
     equal: Held = "steps"
     accept: tuple[Quantity, ...] = ()
     learning_rates: tuple[float, ...] = ()
@@ -109,13 +111,15 @@ def repeat(path: str, changes: Mapping[str, str], **fields: Any) -> Study:
     baseline = found.baseline if isinstance(found, Study) else found
     if not isinstance(baseline, Experiment):
         raise UserError(f"{path}: gave {type(found).__name__}, neither a Study nor an Experiment")
-    study = Study(question="How much do seeds alone change the result?", baseline=baseline)
+    is_task = isinstance(override(baseline, changes).data.source, Task)
+    metric: Metric = "error" if is_task else "bits_per_byte"
+    study = Study(question="How much do seeds alone change the result?", baseline=baseline, metric=metric)
     return _changed(study, changes, fields)
 
 
 def _changed(study: Study, changes: Mapping[str, str], fields: Mapping[str, Any]) -> Study:
     check_types(study.baseline)
-    study = dataclasses.replace(study, baseline=override(study.baseline, changes), **fields)
+    study = dataclasses.replace(study, baseline=config.changed(study.baseline, changes), **fields)
     config.check(study.baseline, given=changes)
     check(study)
     return study
@@ -128,6 +132,12 @@ def check(study: Study) -> None:
     for name, value, known in fields:
         if value not in known:
             raise UserError(f"study.{name}: {value!r} is not valid{did_you_mean(value, known)}")
+    text_alone, task_alone = ("bits_per_byte", "bytes"), ("error",)
+    for name, value in (("metric", study.metric), ("equal", study.equal)):
+        if value in text_alone and not config.is_text(study.baseline):
+            raise UserError(f"study.{name}: a synthetic task has no bytes of text; {value} is not for it, error is")
+        if value in task_alone and config.is_text(study.baseline):
+            raise UserError(f"study.{name}: a text has no wrong answers; error is for synthetic tasks, take accuracy")
     if not study.seeds or len(set(study.seeds)) < len(study.seeds):
         raise UserError(f"study.seeds: {study.seeds} are not one or more different seeds")
     if study.learning_rates and study.tuning_seed in study.seeds:
@@ -158,7 +168,7 @@ def resolve(study: Study, bytes_per_row: Callable[[Experiment], float]) -> list[
     arms = [base]
     for name, changed in study.changes().items():
         try:
-            experiment = override(study.baseline, changed)
+            experiment = config.changed(study.baseline, changed)
             config.check(experiment, given=changed)
             solved = equal.solve(study.equal, experiment, base.quantities, set(changed), bytes_per_row)
             config.check(solved, given=changed)
@@ -190,7 +200,13 @@ def to_json(study: Study, arms: Sequence[Arm]) -> dict[str, Any]:
         "accept": list(study.accept),
         "learning_rates": list(study.learning_rates),
         "arms": [
-            {"name": arm.name, "changes": arm.changes, "solved": arm.solved, "quantities": arm.quantities}
+            {
+                "name": arm.name,
+                "changes": arm.changes,
+                "grid": {field: leaves(arm.experiment).get(field) for field in study.grid},
+                "solved": arm.solved,
+                "quantities": arm.quantities,
+            }
             for arm in arms
         ],
     }

@@ -9,12 +9,12 @@ import jax
 
 from transformer import run as runs
 from transformer.analysis.cost import training_flops
-from transformer.analysis.evaluate import evaluate, total
 from transformer.analysis.machine import matmul_rate, peak_memory
+from transformer.analysis.validation import as_record, in_words, validator
 from transformer.config import Experiment
-from transformer.data.documents import Documents, token_sizes
 from transformer.data.loader import Loader, batch_hash
-from transformer.data.prepare import Prepared, prepare
+from transformer.data.prepare import Prepared, loader, prepare
+from transformer.data.tasks.task import Task
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import UserError
 from transformer.files import CHECKPOINTS, PROVENANCE, alone
@@ -61,13 +61,7 @@ def training(experiment: Experiment, workdir: Path, cache: Path, argv: list[str]
     chosen = kernels_for_training(model)
     if known:
         runs.check_text(workdir, prepared.content_hash, prepared.tokenizer.fingerprint)
-    loader = Loader(
-        prepared.train,
-        experiment.data.weights,
-        experiment.data.seed,
-        experiment.train.batch,
-        experiment.model.context,
-    )
+    batches = loader(experiment.data, prepared, experiment.train.batch, experiment.model.context)
     with contextlib.ExitStack() as stack:
         fresh = None if known else first_state(experiment, prepared.tokenizer)
         if hosts.is_first():
@@ -96,13 +90,13 @@ def training(experiment: Experiment, workdir: Path, cache: Path, argv: list[str]
         origin["tokenizer_hash"] = prepared.tokenizer.fingerprint
         origin["resumed_at_step"] = start
         origin["mesh"] = sizes(experiment.mesh)
-        origin["accounting"] = loader.accounting()
+        origin["accounting"] = batches.accounting()
         origin["earlier"] = runs.earlier(workdir)
         runs.check_machine(workdir, origin, say)
         write_json(workdir / PROVENANCE, origin)
         records = Records(workdir, start)
         stack.push(quietly(records.close))
-        loop = Loop(experiment, workdir, prepared, loader, checkpoints, records, numbers, measured, say)
+        loop = Loop(experiment, workdir, prepared, batches, checkpoints, records, numbers, measured, say)
         signal = yield from loop.run(state, start)
         if signal is None:
             write_json(workdir / PROVENANCE, origin | {"end": runs.now()})
@@ -137,6 +131,8 @@ def check_vocabulary(experiment: Experiment, prepared: Prepared) -> None:
 
 def check_prompts(experiment: Experiment, prepared: Prepared) -> None:
     """UserError now, not after the training, where a prompt to continue at its end does not fit."""
+    if isinstance(experiment.data.source, Task):
+        return  # which continues none
     for prompt in experiment.train.prompts:
         length, context = len(prepared.tokenizer.encode(prompt)) + 1, experiment.model.context
         if length >= context:
@@ -195,8 +191,7 @@ class Loop:
         self.experiment, self.workdir, self.prepared = experiment, workdir, prepared
         self.loader, self.checkpoints, self.records = loader, checkpoints, records
         self.numbers, self.measured, self.say = numbers, measured, say
-        self.documents = Documents(prepared.validation, prepared.tokenizer.start_id)
-        self.token_bytes = token_sizes(prepared.tokenizer)
+        self.validate = validator(experiment, prepared)
         self.peak_flops = matmul_rate(experiment.model.dtype) * jax.sharding.get_mesh().size
         earlier = read(workdir / "timing.jsonl")
         self.alive: Callable[[], None] = lambda: None  # tells the watchdog
@@ -273,7 +268,8 @@ class Loop:
         self.numbers["skipped"] = skipped
         self.numbers["skipped_in_a_row"] = self.numbers["skipped_in_a_row"] + 1 if new else 0
         self.numbers["tokens"] += 0 if new else tokens
-        timing = self.display.step(tokens)
+        positions = train.batch * self.experiment.model.context  # a task has answers at some of them only
+        timing = self.display.step(positions if isinstance(self.experiment.data.source, Task) else tokens)
         if new:
             self.say(
                 f"step {step}: loss or gradient is not finite (or no token has weight); the update is skipped. "
@@ -296,7 +292,7 @@ class Loop:
 
         Where a signal asks to stop it is left undone, and done first when the run goes on.
         """
-        train, context = self.experiment.train, self.experiment.model.context
+        train = self.experiment.train
 
         def pause() -> None:
             self.alive()
@@ -304,27 +300,13 @@ class Loop:
                 raise Undone
 
         with contextlib.suppress(Undone), self.display.paused():
-            scores = evaluate(
-                self.experiment,
-                params,
-                self.documents,
-                self.token_bytes,
-                stride=max(1, context // 2),
-                rows=train.batch // train.accumulate,
-                count=train.eval_windows,
-                pause=pause,
-            )
+            rows = train.batch // train.accumulate
+            report = self.validate(params, rows=rows, count=train.eval_windows, pause=pause)
         if heard.signal is not None:
             return False
-        report = total(scores).report()
         self.measured[step] = finite(report["loss"])
-        record = {"step": step, "eval_loss": report["loss"]}
-        record |= {name: report[name] for name in ("perplexity", "bits_per_byte", "accuracy")}
-        self.records.write("metrics", record | {"eval_tokens": report["tokens"], "eval_bytes": report["bytes"]})
-        self.display.say_line(
-            f"step {step}: validation loss {report['loss']:.4f}, perplexity {report['perplexity']:.2f}, "
-            f"{report['bits_per_byte']:.4f} bits per byte"
-        )
+        self.records.write("metrics", {"step": step} | as_record(report))
+        self.display.say_line(f"step {step}: {in_words(report)}")
         return self.best == step
 
     @property
