@@ -7,7 +7,7 @@ import threading
 from transformer.allocator import keep_freed_memory
 from transformer.cli import main
 
-NAMES = ("train", "study", "noise", "sample", "evaluate", "cost", "plan", "report", "runs", "bench")
+NAMES = ("train", "study", "noise", "sample", "evaluate", "cost", "plan", "report", "runs", "bench", "inspect")
 COMMANDS = {name: f"transformer.commands.{name}" for name in NAMES}
 
 if __name__ == "__main__":

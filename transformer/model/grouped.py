@@ -85,7 +85,7 @@ class GroupedAttention(nn.Module):
         B, T = q_BTNH.shape[:2]
         grouped = spec("batch", "time", "kv_heads", None, "head_width")
         q_BTKGH = jax.lax.reshape(q_BTNH, (B, T, K, N // K, H), out_sharding=grouped)
-        mixed_BTKGH = kernels.attend(c.attention.kernel, q_BTKGH, k_BSKH, v_BSKH, mask, self.scoring(K))
+        mixed_BTKGH = self.mix(q_BTKGH, k_BSKH, v_BSKH, mask, self.scoring(K))
         flat = spec("batch", "time", "heads", "head_width")
         mixed_BTNH = jax.lax.reshape(mixed_BTKGH, (B, T, N, H), out_sharding=flat)
         if c.attention.gate:
@@ -95,6 +95,10 @@ class GroupedAttention(nn.Module):
         axes = ("heads", "head_width", "width")
         back = Einsum((N, H, D), axes, stream, c.residual_std, c.bias, role="residual", name="out")
         return back("BTNH,NHD->BTD", mixed_BTNH), new_cache
+
+    def mix(self, q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask, how: Scoring) -> jax.Array:
+        """What each query takes from the values, [B, T, K, G, H]. (`analysis.watch` sees the scores' makings here.)"""
+        return kernels.attend(self.config.attention.kernel, q_BTKGH, k_BSKH, v_BSKH, mask, how)
 
     def scoring(self, K: int) -> Scoring:
         """What is done with scores, with the weights that it has."""
