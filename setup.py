@@ -48,6 +48,7 @@ setup(
         "dev": [
             "pytest>=9,<10",  # the test runner
             "pytest-xdist>=3.8,<4",  # spreads the tests over the cores
+            "playwright>=1.60,<2",  # drives a Chromium that the machine has, for tests of pages
             "hypothesis>=6.150,<7",  # property tests: generated inputs, shrunk failures
             "ruff>=0.17,<0.18",  # lint and format
             "mypy>=2.4,<3",  # types

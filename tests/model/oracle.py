@@ -28,8 +28,18 @@ def row_logits(model: Any, params: Any, tokens: np.ndarray, segments: np.ndarray
     return out
 
 
-def document_logits(model: Any, params: Any, ids: np.ndarray) -> np.ndarray:
+class Seen:
+    """What passed on the way: the stream before the first block and behind each, and each block's attention weights."""
+
+    def __init__(self) -> None:
+        self.streams: list[np.ndarray] = []
+        self.weights: list[np.ndarray] = []  # [N, T, S]
+        self.said: list[np.ndarray] = []  # logits [T, V] of each of the streams
+
+
+def document_logits(model: Any, params: Any, ids: np.ndarray, seen: Seen | None = None) -> np.ndarray:
     p = _float64(params)
+    seen = seen or Seen()
     places = np.arange(len(ids))
     stream = [p["embedding"][i].copy() for i in ids]
     kind = type(model.positions).__name__
@@ -40,17 +50,26 @@ def document_logits(model: Any, params: Any, ids: np.ndarray) -> np.ndarray:
             stream[t] += _waves(t, model.width, model.positions.base) * model.init_std
     if model.norms == "peri":
         stream = [_norm(model, p["embedding_norm"], x) for x in stream]
+    seen.streams.append(np.array(stream))
     for layer in list(range(model.depth)) * model.loops:
-        stream = _block(model, _layer(p["blocks"], layer), layer, stream)
+        stream = _block(model, _layer(p["blocks"], layer), layer, stream, seen)
+        seen.streams.append(np.array(stream))
+    seen.said += [_said(model, p, x) for x in seen.streams]
+    return seen.said[-1]
+
+
+def _said(model: Any, p: Any, stream: np.ndarray) -> np.ndarray:
+    """The logits of a stream."""
     table = p["embedding"] if model.tie_embeddings else p["unembedding"]
     logits = np.array([table @ (_norm(model, p["final_norm"], x) if model.final_norm else x) for x in stream])
     cap = model.logits_soft_cap
     return logits if cap is None else cap * np.tanh(logits / cap)
 
 
-def _block(model: Any, w: Any, layer: int, stream: list[np.ndarray]) -> list[np.ndarray]:
+def _block(model: Any, w: Any, layer: int, stream: list[np.ndarray], seen: Seen) -> list[np.ndarray]:
     def attention(xs: list[np.ndarray]) -> list[np.ndarray]:
-        return _attention(model, w["attention"], xs, layer)
+        seen.weights.append(np.zeros((model.heads, len(xs), len(xs))))
+        return _attention(model, w["attention"], xs, layer, seen.weights[-1])
 
     def mlp(xs: list[np.ndarray]) -> list[np.ndarray]:
         return [_mlp(model, w["mlp"], x) for x in xs]
@@ -87,7 +106,7 @@ def _sees(span: Any, layer: int, t: int, s: int) -> bool:
     return s <= t
 
 
-def _attention(model: Any, w: Any, xs: list[np.ndarray], layer: int) -> list[np.ndarray]:
+def _attention(model: Any, w: Any, xs: list[np.ndarray], layer: int, seen: np.ndarray) -> list[np.ndarray]:
     a = model.attention
     heads, size = w["query"]["w"].shape[1:]
     kv_heads = {"MultiHead": heads, "MultiQuery": 1}.get(type(a.projection).__name__)
@@ -135,6 +154,7 @@ def _attention(model: Any, w: Any, xs: list[np.ndarray], layer: int) -> list[np.
                 sink = [w["sinks"].reshape(-1)[head]] if a.scores.sinks else []
                 whole = sum(math.exp(score) for score in scores + sink)
                 shares = [math.exp(score) / whole for score in scores]
+            seen[head, t, [s for s in range(len(xs)) if _sees(a.span, layer, t, s)]] = shares
             mixed = sum(share * value for share, value in zip(shares, values, strict=True))
             if a.gate:
                 mixed = mixed / (1 + np.exp(-_product(w["gate"], xs[t], head)))
