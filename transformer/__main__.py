@@ -7,7 +7,7 @@ import threading
 from transformer.allocator import keep_freed_memory
 from transformer.cli import main
 
-NAMES = ("train", "study", "noise", "sample", "evaluate", "cost", "plan", "report", "runs", "bench", "inspect")
+NAMES = "train study noise sample evaluate inspect ablate cost plan report runs bench".split()
 COMMANDS = {name: f"transformer.commands.{name}" for name in NAMES}
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ read but never scored, and neither is the end of a document: it is not in the te
 B rows, T positions.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -100,10 +99,30 @@ def evaluate(
     ``pause`` is called before each such group; what it raises ends the work. Each process reads the windows of its
     own devices, and all get all scores.
     """
+    totals = np.zeros((len(documents), 4))
+    how: Any = {"stride": stride, "rows": rows, "count": count, "pause": pause}
+    for window, score in window_scores(experiment, params, documents, token_bytes, **how):
+        totals[window.document] += score
+    return [Score(float(n), int(t), int(b), int(c)) for n, t, b, c in totals]
+
+
+def window_scores(
+    experiment: Experiment,
+    params: Any,
+    documents: Documents | Encoded,
+    token_bytes: np.ndarray,
+    *,
+    stride: int,
+    rows: int | None = None,
+    count: int | None = None,
+    pause: Callable[[], None] = lambda: None,
+    score: Callable[..., Any] | None = None,
+) -> Iterator[tuple[Window, Score]]:
+    """``evaluate`` window by window, with its arguments; ``score`` stands for `score_rows` where another does its
+    work."""
     parts = shards("batch", sizes(experiment.mesh))
     rows = rows or -(-max(1, TOKENS_AT_ONCE // experiment.model.context) // parts) * parts
     chosen = spread(windows(documents.lengths, experiment.model.context, stride), count)
-    totals = np.zeros((len(documents), 4))
     model, here = Transformer(experiment.model, experiment.vocab_size), rows_here(rows)
     for group in _groups(chosen, rows):
         pause()
@@ -111,10 +130,10 @@ def evaluate(
         tokens_BT, targets_BT, weights_BT = _rows(read, documents, experiment.model.context)
         bytes_B = (token_bytes[targets_BT] * (weights_BT > 0)).sum(-1).astype(np.int32)
         given = place((tokens_BT, targets_BT, weights_BT, bytes_B), rows, here)
-        nats_B, correct_B, bytes_B = (np.asarray(x, np.float64) for x in score_rows(model, params, *given))
+        found = (score or score_rows)(model, params, *given)
+        nats_B, correct_B, bytes_B = (np.asarray(x, np.float64) for x in found)
         for b, window in enumerate(group):
-            totals[window.document] += (nats_B[b], window.scored, bytes_B[b], correct_B[b])
-    return [Score(float(n), int(t), int(b), int(c)) for n, t, b, c in totals]
+            yield window, Score(nats_B[b], window.scored, bytes_B[b], correct_B[b])
 
 
 def total(scores: Sequence[Score]) -> Score:
@@ -142,8 +161,7 @@ def _rows(group: Sequence[Window | None], documents: Documents | Encoded, contex
     return tokens_BT, targets_BT, weights_BT
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def score_rows(
+def row_scores(
     model: Transformer,
     params: Any,
     tokens_BT: jax.Array,
@@ -159,3 +177,6 @@ def score_rows(
     counted_BT = weights_BT > 0
     nats_B, correct_B = jnp.where(counted_BT, losses_BT, 0.0).sum(-1), jnp.where(counted_BT, correct_BT, False).sum(-1)
     return put(nats_B, None), put(correct_B, None), put(bytes_B, None)
+
+
+score_rows = jax.jit(row_scores, static_argnums=0)

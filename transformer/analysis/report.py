@@ -7,6 +7,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from transformer import run as runs
+from transformer.analysis import ablation_figure as ablations
+from transformer.analysis.ablation import ABLATION
 from transformer.analysis.cost import cost
 from transformer.analysis.measure import EVALUATION
 from transformer.errors import UserError
@@ -27,7 +29,7 @@ def write_report(directory: Path) -> Path:
     if not trained:
         raise UserError(f"{directory}: has no records yet, so there is nothing to report")
     timing = read(directory / "timing.jsonl")
-    evaluation = _json(directory / EVALUATION)
+    evaluation, ablation = _json(directory / EVALUATION), _json(directory / ABLATION)
     return write_page(
         directory / REPORT,
         "run.html",
@@ -37,6 +39,13 @@ def write_report(directory: Path) -> Path:
         last=trained[-1],
         steps=experiment.train.steps,
         evaluation=evaluation,
+        ablation=ablation
+        and {
+            "figure": inline(drawn(ablations.figure(ablation)), "ablation-"),
+            "changes": [ablations.HEADINGS, *ablations.cells(ablation)],
+            "blocks": [ablations.BLOCK_HEADINGS, *ablations.block_cells(ablation)],
+            "found": ablation,
+        },
         samples=_json(directory / SAMPLES) or [],
         bill=cost(experiment),
         model=experiment.model,
