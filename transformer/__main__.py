@@ -7,7 +7,10 @@ import threading
 from transformer.allocator import keep_freed_memory
 from transformer.cli import main
 
-NAMES = "train study noise sample evaluate inspect ablate cost plan report runs bench".split()
+NAMES = (
+    *("train", "study", "noise", "sample", "evaluate", "inspect", "ablate"),
+    *("cost", "plan", "report", "runs", "bench"),
+)
 COMMANDS = {name: f"transformer.commands.{name}" for name in NAMES}
 
 if __name__ == "__main__":
