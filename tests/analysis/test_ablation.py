@@ -94,7 +94,10 @@ def cut_by_hand(model: Any, params: Any, one: dict[str, Any]) -> tuple[Any, Any]
     return dataclasses.replace(model, depth=len(order)), params
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+LONG = pytest.param("sandwich in a scan", marks=pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize("name", ["plain, written out", LONG, "post, in loops"])
 def test_every_change_is_what_it_says(name: str) -> None:
     """Bits per byte of every change, to 1e-5; one compiled program serves them all."""
     e = experiment(**VARIANTS[name])

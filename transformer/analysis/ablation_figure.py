@@ -48,8 +48,8 @@ def figure(found: dict[str, Any]) -> Figure:
     rows = [one for one in changes if one["kind"] == "cut"]
     bits = [*(one["bits_per_byte"] for one in rows), found["bits_per_byte"]]
     cut.plot(range(depth + 1), bits, color="#009e73", marker="o", markersize=4)
-    cut.set_title("cut after block k: bits per byte", fontsize=9)
-    cut.set_xlabel("k")
+    cut.set_title("cut after block k", fontsize=9)
+    cut.set(xlabel="k", ylabel="bits per byte")
     cut.set_xticks(range(depth + 1))
     for axes in (parts, cut):
         axes.grid(alpha=0.25)
@@ -61,7 +61,7 @@ def figure(found: dict[str, Any]) -> Figure:
 def _intervals(axes: Axes, x: list[float], rows: list[dict[str, Any]]) -> None:
     for at, one in zip(x, rows, strict=True):
         if one["low"] is not None:
-            axes.vlines(at, one["low"], one["high"], color="#222222", linewidth=1)
+            axes.vlines(at, one["low"], one["high"], color="#000000", linewidth=1)  # the page's own, for light and dark
 
 
 def cells(found: dict[str, Any]) -> list[list[str]]:

@@ -129,7 +129,7 @@ function tokenBox(model) {
     const token = model.tokens[t];
     return [make("p", { class: "big" }, make("bdi", {}, tokenName(token))),
       token.of ? make("p", { class: "quiet" }, "a part of ", make("bdi", {}, `“${visible(token.of)}”`)) : null,
-      terms(["position", String(t)], ["id", whole(token.id)], ["bytes", token.bytes ? token.bytes.toUpperCase() : "none"], ["of the text", token.bytes ? `${token.start} to ${token.end}` : "its start"])].filter(Boolean);
+      terms(["position", String(t)], ["id", whole(token.id)], ["bytes", token.bytes ? token.bytes.toUpperCase() : "none"], ["in the text", token.bytes ? `${token.start}–${token.end}` : "start"])].filter(Boolean);
   }));
 }
 
@@ -197,7 +197,7 @@ function blockBox(model, p) {
 function finalBox(model) {
   const norm = model.final_norm ? model.norm : "none";
   return box("Final norm", norm, "narrow", filled(model, (t) => [
-    terms(["length before", number(model.norms_of.stream[model.P][t])], ["length after", number(model.norms_of.final[t])]),
+    make("h4", {}, "length"), terms(["before", number(model.norms_of.stream[model.P][t])], ["after", number(model.norms_of.final[t])]),
     make("h4", {}, "projection"), make("p", {}, `${model.width} numbers × ${whole(model.vocabulary)} rows: a score for every token`),
     make("p", { class: "quiet" }, (model.tied ? "the embedding table again" : "a table of its own") + (model.cap ? `; scores held below ${model.cap}` : "")),
     make("h4", {}, "softmax"), make("p", { class: "quiet" }, "scores become shares that sum to one")]));
