@@ -10,7 +10,12 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "the_whole_model.md").read_text(encoding="utf-8")
 STEPS = re.compile(r"^ {4}python -m transformer (.+)\n((?: {4}> .+\n)*)", re.M)
 SMALL = {
-    "train": ("--config.train.steps=2", "--config.train.eval_windows=4", "--config.train.prompts=a"),
+    "train": (
+        "--config.train.steps=2",
+        "--config.train.warmup=1",
+        "--config.train.eval_windows=4",
+        "--config.train.prompts=a",
+    ),
     "ablate": ("--windows=4",),
 }
 

@@ -38,9 +38,9 @@ def found() -> dict[str, Inspection]:
     models = {
         "plain": one("plain", PROMPT),
         "deep": one("deep", PROMPT, depth=3, heads=2, positions=Rotary(), attention=Attention(span=Sliding(window=3))),
-        "evil": one("a & <b>", EVIL + "\x00\u202e שלום 👩\u200d🚀\n", positions=Alibi()),
-        "start": one("start", "", positions=None_()),
-        "relative": one("relative", "ab", positions=Relative()),
+        "evil": one("a & <b>", EVIL + "\x00\u202e שלום 👩\u200d🚀\n", depth=1, positions=Alibi()),
+        "start": one("start", "", depth=1, positions=None_()),
+        "relative": one("relative", "ab", depth=1, positions=Relative()),
     }
     patch.undo()
     return models
