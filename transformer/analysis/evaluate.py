@@ -82,25 +82,10 @@ def spread(found: list[Window], count: int | None) -> list[Window]:
 
 
 def evaluate(
-    experiment: Experiment,
-    params: Any,
-    documents: Documents | Encoded,
-    token_bytes: np.ndarray,
-    *,
-    stride: int,
-    rows: int | None = None,
-    count: int | None = None,
-    pause: Callable[[], None] = lambda: None,
+    experiment: Experiment, params: Any, documents: Documents | Encoded, token_bytes: np.ndarray, **how: Any
 ) -> list[Score]:
-    """The score of every document (zeros for one that no window fell on).
-
-    ``token_bytes[id]`` is how many bytes of text an id stands for. ``count`` limits the work to that many
-    windows, evenly spread; ``rows`` windows are read at once, by default some thousands of tokens.
-    ``pause`` is called before each such group; what it raises ends the work. Each process reads the windows of its
-    own devices, and all get all scores.
-    """
+    """The score of every document (zeros for one that no window fell on); arguments as of `window_scores`."""
     totals = np.zeros((len(documents), 4))
-    how: Any = {"stride": stride, "rows": rows, "count": count, "pause": pause}
     for window, score in window_scores(experiment, params, documents, token_bytes, **how):
         totals[window.document] += score
     return [Score(float(n), int(t), int(b), int(c)) for n, t, b, c in totals]
@@ -118,8 +103,13 @@ def window_scores(
     pause: Callable[[], None] = lambda: None,
     score: Callable[..., Any] | None = None,
 ) -> Iterator[tuple[Window, Score]]:
-    """``evaluate`` window by window, with its arguments; ``score`` stands for `score_rows` where another does its
-    work."""
+    """The score of every window.
+
+    ``token_bytes[id]`` is how many bytes of text an id stands for. ``count`` limits the work to that many
+    windows, evenly spread; ``rows`` windows are read at once, by default some thousands of tokens.
+    ``pause`` is called before each such group; what it raises ends the work. ``score`` takes the place of
+    `score_rows`, with its arguments. Each process reads the windows of its own devices, and all get all scores.
+    """
     parts = shards("batch", sizes(experiment.mesh))
     rows = rows or -(-max(1, TOKENS_AT_ONCE // experiment.model.context) // parts) * parts
     chosen = spread(windows(documents.lengths, experiment.model.context, stride), count)
