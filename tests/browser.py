@@ -20,7 +20,7 @@ class Watched:
         self.wrong: list[str] = []
         page.on("console", lambda message: self.wrong.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: self.wrong.append(f"dialog: {dialog.message}"))
+        page.on("dialog", self.asked_by_script)
         page.on("request", lambda request: self.asked(request.url, path))
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready=yes]")
@@ -28,6 +28,10 @@ class Watched:
     def asked(self, url: str, path: Path) -> None:
         if url != path.as_uri() and not url.startswith(("blob:", "data:")):
             self.wrong.append(f"request: {url}")
+
+    def asked_by_script(self, dialog: Any) -> None:
+        self.wrong.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
 
     def run(self, script: str) -> Any:
         return self.page.evaluate(script)

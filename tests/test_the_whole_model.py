@@ -4,6 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from tests.runs.whole import inside, run
 
 ROOT = Path(__file__).parents[1]
@@ -20,6 +22,7 @@ SMALL = {
 }
 
 
+@pytest.mark.exhaustive  # a minute of compiling
 def test_the_tutorial_runs_and_says_what_its_page_says(tmp_path: Path) -> None:
     outputs = []
     with inside(tmp_path):
