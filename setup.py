@@ -11,7 +11,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["transformer", "transformer.*", "launch", "launch.*"]),
     # The globs of files that are not Python but belong to the library: report templates, tables.
-    package_data={"transformer": ["**/*.html", "**/*.json"]},
+    package_data={"transformer": ["**/*.html", "**/*.css", "**/*.js", "**/*.json"]},
     # The checks run on the pins only. Lower bounds: the oldest releases expected to work. Upper bounds: where
     # names may change, the next minor version of packages below 1.0, the next major version of the others.
     install_requires=[
@@ -25,6 +25,7 @@ setup(
         "scipy>=1.15,<2",  # the t, noncentral t and chi-square distributions that a study is judged by
         "fsspec>=2025.3",  # paths that are not local (gs://..., memory://...)
         "jinja2>=3.1,<4",  # the HTML of reports and of the inspect page
+        "rich>=14",  # what `inspect` draws in the terminal
         "matplotlib>=3.10,<4",  # figures inside the reports
         "tensorboardX>=2.6.4,<3",  # TensorBoard event files
         "pyarrow>=20",  # reads corpora kept as Parquet
@@ -47,6 +48,7 @@ setup(
         "dev": [
             "pytest>=9,<10",  # the test runner
             "pytest-xdist>=3.8,<4",  # spreads the tests over the cores
+            "playwright>=1.60,<2",  # drives a Chromium that the machine has, for tests of pages
             "hypothesis>=6.150,<7",  # property tests: generated inputs, shrunk failures
             "ruff>=0.17,<0.18",  # lint and format
             "mypy>=2.4,<3",  # types

@@ -30,8 +30,18 @@ def row_logits(model: Any, params: Any, tokens: np.ndarray, segments: np.ndarray
     return out
 
 
-def document_logits(model: Any, params: Any, ids: np.ndarray) -> np.ndarray:
+class Seen:
+    """What passed on the way: the stream before the first block and behind each, and each block's attention weights."""
+
+    def __init__(self) -> None:
+        self.streams: list[np.ndarray] = []
+        self.weights: list[np.ndarray] = []  # [N, T, S]
+        self.said: list[np.ndarray] = []  # logits [T, V] of each of the streams
+
+
+def document_logits(model: Any, params: Any, ids: np.ndarray, seen: Seen | None = None) -> np.ndarray:
     p = _float64(params)
+    seen = seen or Seen()
     places = np.arange(len(ids))
     stream = [p["embedding"][i] * (math.sqrt(model.width) if model.scale_embedding else 1) for i in ids]
     kind = type(model.positions).__name__
@@ -43,8 +53,18 @@ def document_logits(model: Any, params: Any, ids: np.ndarray) -> np.ndarray:
     if model.norms == "peri":
         stream = [_norm(model, p["embedding_norm"], x) for x in stream]
     memo: dict[str, Any] = {}  # what blocks leave for those after them
+    seen.streams.append(np.array(stream))
     for layer in list(range(model.depth)) * model.loops:
+        memo["weights"] = np.zeros((model.heads, len(ids), len(ids)))
         stream = _block(model, _layer(p["blocks"], layer), layer, stream, memo)
+        seen.streams.append(np.array(stream))
+        seen.weights.append(memo["weights"])
+    seen.said += [_said(model, p, x) for x in seen.streams]
+    return seen.said[-1]
+
+
+def _said(model: Any, p: Any, stream: np.ndarray) -> np.ndarray:
+    """The logits of a stream."""
     table = p["embedding"] if model.tie_embeddings else p["unembedding"]
     logits = np.array([table @ (_norm(model, p["final_norm"], x) if model.final_norm else x) for x in stream])
     cap = model.logits_soft_cap
@@ -181,6 +201,7 @@ def _grouped(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[st
         for head in range(heads):
             shared = head * kv_heads // heads  # heads 0 to G-1 share the first key/value head, and so on
             shares = _shares(model, w, layer, t, head, queries[t][head], [k[shared] for k in keys])
+            memo["weights"][head, t, list(shares)] = list(shares.values())
             mixed.append(sum(share * values[s][shared] for s, share in shares.items()))
         results.append(mixed)
     return results

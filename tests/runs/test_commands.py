@@ -112,6 +112,41 @@ def test_every_command_on_a_run_prints_one_json_object(trained: Path) -> None:
     assert done("report", "run")["report"] == "run/report.html"
 
 
+def test_the_whole_model_of_a_run_is_seen_and_taken_apart(trained: Path) -> None:
+    """inspect draws one prompt, on a page, in the terminal and as JSON; ablate leaves its figure in the run's page."""
+    seen = done("inspect", "--run=run", "--prompt=the cat", "--out=page.html", "--compare=run", "--position=2")
+    page = (trained.parent / "page.html").read_text()
+    assert page.startswith("<!doctype html>") and '"position": 2' in page
+    assert seen["page"] == "page.html" and [len(model["tokens"]) for model in seen["models"]] == [8, 8]
+    [first, second] = seen["models"]
+    assert first == second and first["distribution"][3]["next"]["text"] == " " and first["step"] == 12
+    drawn = run("inspect", "--run=run", "--prompt=the cat")
+    assert drawn.status == 0 and "the prompt ends here" in drawn.out and "block 1" in drawn.out
+    assert "--prompt=TEXT is missing" in refused("inspect", "--run=run")
+    assert "--position: 8 is not one of the prompt's positions, 0 to 7" in refused(
+        "inspect", "--run=run", "--prompt=the cat", "--position=8"
+    )
+    assert "--prompt: 41 tokens (with the start) exceed the context of 32 of run" in refused(
+        "inspect", "--run=run", f"--prompt={'x' * 40}", "--out=long.html"
+    )
+    assert "is not a page's name" in refused("inspect", "--run=run", "--prompt=a", "--out=page")
+    assert "is not a directory" in refused("inspect", "--run=run", "--prompt=a", "--out=nowhere/page.html")
+    assert not (trained.parent / "long.html").exists()
+
+    before = content(trained)
+    found = done("ablate", "--run=run", "--cache=cache", "--windows=4")
+    assert found["windows"] == 4 and {one["kind"] for one in found["changes"]} == {
+        *("block", "attention", "mlp", "head", "cut")
+    }, "one block has no neighbour"
+    assert found == json.loads((trained / "ablation.json").read_text())
+    assert "What each part is worth" in (trained / "report.html").read_text()
+    assert "--windows: 0 is too small" in refused("ablate", "--run=run", "--windows=0")
+    changed = {name for name, data in content(trained).items() if before.get(name) != data}
+    assert changed == {"ablation.json", "report.html"}
+    (trained / "ablation.json").unlink()
+    done("report", "run")
+
+
 def test_the_same_seed_and_the_slow_way_give_the_same_text(trained: Path) -> None:
     def sampled(*more: str) -> list[Any]:
         return done("sample", "--run=run", "--prompt=the ", "--prompt=a", "--tokens=12", *more)["samples"]

@@ -84,6 +84,16 @@ def spread(found: list[Window], count: int | None) -> list[Window]:
 
 
 def evaluate(
+    experiment: Experiment, params: Any, documents: Documents | Encoded, token_bytes: np.ndarray, **how: Any
+) -> list[Score]:
+    """The score of every document (zeros for one that no window fell on); arguments as of `window_scores`."""
+    totals = np.zeros((len(documents), 4))
+    for window, score in window_scores(experiment, params, documents, token_bytes, **how):
+        totals[window.document] += score
+    return [Score(float(n), int(t), int(b), int(c)) for n, t, b, c in totals]
+
+
+def window_scores(
     experiment: Experiment,
     params: Any,
     documents: Documents | Encoded,
@@ -94,13 +104,15 @@ def evaluate(
     count: int | None = None,
     pause: Callable[[], None] = lambda: None,
     int8: bool = False,
-) -> list[Score]:
-    """The score of every document (zeros for one that no window fell on).
+    score: Callable[..., Any] | None = None,
+) -> Iterator[tuple[Window, Score]]:
+    """The score of every window.
 
     ``token_bytes[id]`` is how many bytes of text an id stands for. ``count`` limits the work to that many
     windows, evenly spread; ``rows`` windows are read at once, by default some thousands of tokens.
-    ``pause`` is called before each such group; what it raises ends the work. Each process reads the windows of its
-    own devices, and all get all scores. ``int8``: keys and values are read through an int8 cache, as in generation.
+    ``pause`` is called before each such group; what it raises ends the work. ``int8``: keys and values are read through
+    an int8 cache, as in generation. ``score`` takes the place of `score_rows`, with its arguments. Each process reads
+    the windows of its own devices, and all get all scores.
     """
     check_cache(experiment.model, int8, 0)
     if int8 and devices() > 1:
@@ -108,7 +120,6 @@ def evaluate(
     parts = shards("batch", sizes(experiment.mesh))
     rows = rows or -(-max(1, TOKENS_AT_ONCE // experiment.model.context) // parts) * parts
     chosen = spread(windows(documents.lengths, experiment.model.context, stride), count)
-    totals = np.zeros((len(documents), 4))
     model, here = Transformer(experiment.model, experiment.vocab_size), rows_here(rows)
     for group in _groups(chosen, rows):
         pause()
@@ -116,10 +127,10 @@ def evaluate(
         tokens_BT, targets_BT, weights_BT = _rows(read, documents, experiment.model.context)
         bytes_B = (token_bytes[targets_BT] * (weights_BT > 0)).sum(-1).astype(np.int32)
         given = place((tokens_BT, targets_BT, weights_BT, bytes_B), rows, here)
-        nats_B, correct_B, bytes_B = (np.asarray(x, np.float64) for x in score_rows(model, params, *given, int8))
+        found = (score or functools.partial(score_rows, int8=int8))(model, params, *given)
+        nats_B, correct_B, bytes_B = (np.asarray(x, np.float64) for x in found)
         for b, window in enumerate(group):
-            totals[window.document] += (nats_B[b], window.scored, bytes_B[b], correct_B[b])
-    return [Score(float(n), int(t), int(b), int(c)) for n, t, b, c in totals]
+            yield window, Score(nats_B[b], window.scored, bytes_B[b], correct_B[b])
 
 
 def total(scores: Sequence[Score]) -> Score:
@@ -147,14 +158,14 @@ def _rows(group: Sequence[Window | None], documents: Documents | Encoded, contex
     return tokens_BT, targets_BT, weights_BT
 
 
-@functools.partial(jax.jit, static_argnums=(0, 6))
-def score_rows(
+def row_scores(
     model: Transformer,
     params: Any,
     tokens_BT: jax.Array,
     targets_BT: jax.Array,
     weights_BT: jax.Array,
     bytes_B: jax.Array,
+    *,
     int8: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Of each row: summed nats and summed hits of the targets with weight, and its ``bytes_B``; on every device."""
@@ -166,3 +177,6 @@ def score_rows(
     counted_BT = weights_BT > 0
     nats_B, correct_B = jnp.where(counted_BT, losses_BT, 0.0).sum(-1), jnp.where(counted_BT, correct_BT, False).sum(-1)
     return put(nats_B, None), put(correct_B, None), put(bytes_B, None)
+
+
+score_rows = jax.jit(row_scores, static_argnums=0, static_argnames="int8")

@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from transformer import run as runs
+from transformer.analysis import ablation_figure as ablations
+from transformer.analysis.ablation import ABLATION
 from transformer.analysis.cost import cost
 from transformer.analysis.measure import EVALUATION
 from transformer.errors import UserError
@@ -28,7 +30,7 @@ def write_report(directory: Path) -> Path:
     if not trained:
         raise UserError(f"{directory}: has no records yet, so there is nothing to report")
     timing = read(directory / "timing.jsonl")
-    evaluation = _json(directory / EVALUATION)
+    evaluation, ablation = _json(directory / EVALUATION), _json(directory / ABLATION)
     return write_page(
         directory / REPORT,
         "run.html",
@@ -39,6 +41,13 @@ def write_report(directory: Path) -> Path:
         steps=experiment.train.steps,
         evaluation=evaluation,
         answers=answers(evaluation) if evaluation and "by_difficulty" in evaluation else None,
+        ablation=ablation
+        and {
+            "figure": inline(drawn(ablations.figure(ablation)), "ablation-"),
+            "changes": [ablations.HEADINGS, *ablations.cells(ablation)],
+            "blocks": [ablations.BLOCK_HEADINGS, *ablations.block_cells(ablation)],
+            "found": ablation,
+        },
         samples=_json(directory / SAMPLES) or [],
         bill=cost(experiment),
         model=experiment.model,

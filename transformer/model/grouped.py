@@ -13,8 +13,8 @@ import jax
 from flax import linen as nn
 
 from transformer.errors import UserError
-from transformer.model import cache, kernels, spans
-from transformer.model.heads import back, learned_scoring, placed, project, scoring_weights
+from transformer.model import cache, spans
+from transformer.model.heads import Mixing, back, learned_scoring, placed, project, scoring_weights
 from transformer.model.masks import Mask
 from transformer.model.place import FIRST, Place, residual_weights, values
 from transformer.parallel.rules import spec
@@ -66,10 +66,8 @@ def kv_heads(c: Model) -> int:
     return projection.kv_count(c.heads)
 
 
-class GroupedAttention(nn.Module):
+class GroupedAttention(Mixing):
     """Project to queries, keys and values, mix the values by score, project back to the stream."""
-
-    config: Model
 
     @nn.compact
     def __call__(
@@ -94,7 +92,7 @@ class GroupedAttention(nn.Module):
         B, T = q_BTNH.shape[:2]
         grouped = spec("batch", "time", "kv_heads", None, "head_width")
         q_BTKGH = jax.lax.reshape(q_BTNH, (B, T, K, N // K, H), out_sharding=grouped)
-        mixed_BTKGH = kernels.attend(c.attention.kernel, q_BTKGH, k_BSKH, v_BSKH, mask, learned_scoring(self, c, K))
+        mixed_BTKGH = self.mix(q_BTKGH, k_BSKH, v_BSKH, mask, learned_scoring(self, c, K))
         flat = spec("batch", "time", "heads", "head_width")
         mixed_BTNH = jax.lax.reshape(mixed_BTKGH, (B, T, N, H), out_sharding=flat)
         return back(c, mixed_BTNH, x_BTD), new_cache

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.model import parametrisation
+from transformer.model import kernels, parametrisation
 from transformer.model.layers import Einsum, weight
+from transformer.model.masks import Mask
 from transformer.model.norms import scale
 from transformer.model.positions import Relative, rotate
 from transformer.model.scores import Scoring, Softmax, scoring
@@ -56,6 +57,16 @@ def placed(c: Model, q_BTNH: jax.Array, k_BTKH: jax.Array, rotation: Any) -> tup
         q_BTNH = q_BTNH * (q_BTNH.shape[-1] / c.attention.score_width) ** 0.5
     q_BTNH = parametrisation.times(q_BTNH, parametrisation.queries(c))
     return q_BTNH, k_BTKH
+
+
+class Mixing(nn.Module):
+    """Attention with one score table for each head."""
+
+    config: Model
+
+    def mix(self, q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask, how: Scoring) -> jax.Array:
+        """What each query takes from the values, [B, T, K, G, H]. (`analysis.watch` sees the scores' makings here.)"""
+        return kernels.attend(self.config.attention.kernel, q_BTKGH, k_BSKH, v_BSKH, mask, how)
 
 
 def learned_scoring(module: nn.Module, c: Model, K: int) -> Scoring:

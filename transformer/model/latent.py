@@ -25,7 +25,7 @@ from flax import linen as nn
 
 from transformer.errors import UserError
 from transformer.model import cache, kernels, spans
-from transformer.model.heads import back, learned_scoring, scoring_weights
+from transformer.model.heads import Mixing, back, learned_scoring, scoring_weights
 from transformer.model.layers import Einsum, product, weight
 from transformer.model.masks import Mask
 from transformer.model.norms import LayerNorm, Norm
@@ -50,9 +50,7 @@ class Latent:
     norm: bool = True  # of the short vectors, by the model's norm
 
 
-class LatentAttention(nn.Module):
-    config: Model
-
+class LatentAttention(Mixing):
     @nn.compact
     def __call__(
         self,
@@ -100,7 +98,7 @@ class LatentAttention(nn.Module):
             k_BSNH, v_BSNH = (product(c_BS1C[:, :, 0], merge(w, 1), (N, H), heads) for w in (k_CNH, v_CNH))
             r_BSNR = put(jnp.broadcast_to(r_BS1R, (*k_BSNH.shape[:3], R)), *heads)
             k_BSNW, q_BTNW = (jnp.concatenate(x, axis=-1) for x in ((k_BSNH, r_BSNR), (q_BTNH, q_BTNR)))
-            attended_BTN1H = kernels.attend(c.attention.kernel, q_BTNW[:, :, :, None], k_BSNW, v_BSNH, mask, how)
+            attended_BTN1H = self.mix(q_BTNW[:, :, :, None], k_BSNW, v_BSNH, mask, how)
             mixed_BTNH = attended_BTN1H[:, :, :, 0]
         return back(c, mixed_BTNH, x_BTD), new_cache
 
