@@ -33,6 +33,7 @@ V, END = 23, 22
 GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(temperature=1.0)
 PROMPTS = [[END], [END, 3, 0], [END, 1, 2, 3, 4, 5, 6, 7, 8]]
 SHARED = (MultiHead, MultiQuery, Grouped)  # every kind of positions with these, and one for the others
+
 VARIANTS = [(kind, positions) for kind in KINDS for positions in (POSITIONS if kind in SHARED else (Rotary,))]
 
 
