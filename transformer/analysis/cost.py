@@ -137,8 +137,7 @@ def training_memory(experiment: Experiment) -> dict[str, int | str]:
     tokens = train.batch // train.accumulate * m.context
     number = jnp.dtype(m.dtype).itemsize
     hidden = m.mlp.hidden(m.width) * (3 if isinstance(m.mlp, Swiglu) else 2)
-    qkv = 2 * m.heads * m.head_size + kind(m).cache_numbers(m)
-    stream = 4 * m.width + qkv + hidden
+    stream = 4 * m.width + kind(m).activations(m) + hidden
     linear = all(KERNELS[kernel].linear for kernel in kernels_for_training(m))
     # Scores and weights of every key; or one sum for each query.
     tables = FLOAT32 * kind(m).tables * m.heads * (1 if linear else 2 * m.context)
