@@ -31,6 +31,7 @@ from transformer.model.transformer import Transformer
 
 PROMPTS = [[END], [END, 3, 0], [END, 1, 2, 3, 4, 5, 6, 7, 8]]
 SHARED = (MultiHead, MultiQuery, Grouped)  # every kind of positions with these, and one for the others
+
 VARIANTS = [(kind, positions) for kind in KINDS for positions in (POSITIONS if kind in SHARED else (Rotary,))]
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from transformer.model.latent import Latent
 from transformer.model.masks import causal
 from transformer.model.place import Place
 from transformer.model.positions import Rotary
+from transformer.model.transformer import Transformer
 from transformer.training.state import init_params
 
 D, N, H, DEPTH = 16, 4, 4, 3
@@ -74,6 +76,23 @@ def test_shares_of_values_go_to_whom_they_name(stack: Any) -> None:
     assert small.far(logits([0, 2]), small.compiled_logits(plain, params, rows)) < 1e-5
     assert np.array_equal(logits([2, 0]), logits([2, 0], changed=1))
     assert small.far(logits([2, 0]), logits([2, 0], changed=0)) > 1e-2
+
+
+def test_a_scanned_block_knows_its_place_in_every_loop() -> None:
+    """Its number, whether it is the first of all, and its own dropout: as unrolled."""
+    found = []
+    for stack in ("unroll", "scan"):
+        attention = Attention(projection=Differential(), value_residual="learned")
+        e = small.experiment(depth=3, loops=2, stack=stack, attention=attention, dropout=0.2)
+        params, rows = jax.tree.map(jnp.asarray, (small.weights(e), small.batch(e, rows=2)))
+        model, mask = Transformer(e.model, e.vocab_size, train=True), causal(8, rows.segments_BT)
+        run = small.jit(
+            lambda p, rows, mask, model=model: model.apply(
+                {"params": p}, rows.tokens_BT, rows.positions_BT, mask, rngs={"dropout": jax.random.key(0)}
+            )[0]
+        )
+        found.append(np.asarray(run(params, rows, mask)))
+    assert small.far(found[1], found[0]) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,23 @@ def test_bfloat16_is_near_float32_and_its_gradients_are_float32():
         assert np.linalg.norm(a - b) < 0.03 * np.linalg.norm(b)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("kind", "positions"), ATTENTION, ids=[type(a.projection).__name__ for a, _ in ATTENTION])
+def test_every_kind_of_attention_in_bfloat16_and_scanned(kind, positions):
+    """Logits to 2 % of the largest; 6 % where unnormalised mixes are normed, whose rounding is then blown up."""
+    near = 0.06 if attention.KINDS[type(kind.projection)].recurrent else 0.02
+    found = {}
+    for dtype, stack in (("float32", "unroll"), ("bfloat16", "unroll"), ("float32", "scan")):
+        e = small.experiment(attention=kind, positions=positions, dtype=dtype, stack=stack, loops=2)
+        rows = small.batch(e)
+        run = small.jit(lambda s, b, e=e: (small.logits(e, s.params, b), sum_gradients(e, s, b)))
+        found[dtype, stack] = run(small.state(e), rows), rows.segments_BT > 0
+    (plain, real), (low, _), (scanned, _) = found.values()
+    assert small.far(low[0][real], plain[0][real]) < near
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(low))
+    assert small.farthest(scanned, plain) < 1e-4
+
+
 def test_blocks_compute_in_bfloat16():
     """Each product inside the blocks takes bfloat16; the table of scores and the logits are float32."""
     e = small.experiment(**RICH, dtype="bfloat16")

@@ -34,10 +34,13 @@ class Given(NamedTuple):
     mask: Mask
 
 
-def given_arrays(seed: int, B: int, T: int, S: int, K: int, G: int, H: int, mask: Mask, dtype: Any) -> Given:
+def given_arrays(
+    seed: int, B: int, T: int, S: int, K: int, G: int, H: int, mask: Mask, dtype: Any, V: int = 0
+) -> Given:
+    """Values are V wide; 0: as wide as keys."""
     random = np.random.default_rng(seed)
-    q, back = (random.normal(size=(B, T, K, G, H)) for _ in range(2))
-    k, v = (random.normal(size=(B, S, K, H)) for _ in range(2))
+    q, back = (random.normal(size=(B, T, K, G, width)) for width in (H, V or H))
+    k, v = (random.normal(size=(B, S, K, width)) for width in (H, V or H))
     return Given(*(jnp.asarray(x, dtype) for x in (q, k, v, back)), mask)
 
 
@@ -94,7 +97,8 @@ def test_blockwise_equals_plain(data: Any) -> None:
         first = np.random.default_rng(seed).integers(0, S - T + 1, (B, 1))
         mask = Mask(jnp.asarray(first + np.arange(T), jnp.int32), jnp.arange(S, dtype=jnp.int32)[None])
     span = draw(st.sampled_from([{}, {"window": draw(st.integers(1, 60))}, {"chunk": draw(st.integers(1, 60))}]))
-    x = given_arrays(seed, B, T, S, K, G, H, dataclasses.replace(mask, **span), jnp.float32)
+    V = draw(st.sampled_from([0, 3]))
+    x = given_arrays(seed, B, T, S, K, G, H, dataclasses.replace(mask, **span), jnp.float32, V)
     random = np.random.default_rng(seed)
     how = Scoring(
         sinks_KG=jnp.asarray(random.normal(size=(K, G)), jnp.float32) if draw(st.booleans()) else None,
@@ -149,7 +153,7 @@ def test_splash_equals_plain(packed: bool, window: int | None, cap: float | None
     """The TPU's kernel, interpreted: the same results and gradients, zeros where a position is padding."""
     mask = dataclasses.replace(causal(128, segments(5, 2, 128) if packed else None), window=window)
     how = Scoring(soft_cap=cap)
-    x = given_arrays(1, 2, 128, 128, 1, 2, 8, mask, jnp.float32)
+    x = given_arrays(1, 2, 128, 128, 1, 2, 8, mask, jnp.float32, V=8 if window is None else 4)
     assert_same(both(functools.partial(fused.splash, interpret=True), x, how), both(kernels.plain, x, how), 5e-6)
 
 
@@ -183,6 +187,7 @@ CPU = Call(platform="cpu", queries=256, keys=256, head_width=64, dtype="bfloat16
         ({"queries": 64, "keys": 64}, "plain"),
         ({"platform": "gpu", "packed": False}, "cudnn"),
         ({"platform": "gpu"}, "blockwise"),
+        ({"platform": "gpu", "packed": False, "value_width": 32}, "blockwise"),
         ({"platform": "gpu", "packed": False, "dtype": "float32"}, "blockwise"),
         ({"platform": "gpu", "packed": False, "head_width": 256}, "blockwise"),
         ({"platform": "tpu"}, "splash"),

@@ -11,18 +11,27 @@ from tests import small
 from transformer.generation.decode import Generator, continue_prompts
 from transformer.generation.sampling import Sampling
 from transformer.model.attention import Attention
+from transformer.model.differential import Differential
+from transformer.model.grouped import MultiQuery
 from transformer.model.latent import Latent
+from transformer.model.linear import Linear
 from transformer.model.positions import Rotary
 from transformer.parallel.mesh import Mesh
 from transformer.training.step import sum_gradients
 
 KINDS: dict[str, dict[str, Any]] = {
     "latent": {"attention": Attention(projection=Latent(kv_rank=6, q_rank=10, rope_width=4)), "positions": Rotary()},
+    "differential": {"attention": Attention(projection=Differential(), value_residual="learned"), "loops": 2},
+    "linear": {"attention": Attention(projection=Linear(), value_residual="fixed", gate=True), "loops": 2},
+    "multi_query": {"attention": Attention(projection=MultiQuery())},
 }
 MESHES = {"context": Mesh(fsdp=2, context=2, tensor=2), "data": Mesh(data=2, fsdp=2, tensor=2)}
 LONG = pytest.mark.exhaustive
 CASES = [
     ("latent", "context"),
+    ("linear", "data"),
+    pytest.param("differential", "context", marks=LONG),
+    pytest.param("differential", "data", marks=LONG),
     pytest.param("latent", "data", marks=LONG),
 ]
 
@@ -41,10 +50,11 @@ def test_gradients_are_those_of_one_device(kind: str, mesh: str) -> None:
     assert small.farthest(gradients(kind, MESHES[mesh]), gradients(kind, Mesh())) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["latent"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", KINDS)
 def test_text_is_that_of_one_device(kind: str) -> None:
     found = []
-    for mesh in (None, Mesh(data=2, tensor=2)):
+    for mesh in (None, Mesh(data=2, tensor=1 if kind == "multi_query" else 2)):
         e = small.experiment(depth=1, context=16, mesh=mesh, **KINDS[kind])
         generator, prompts = Generator(e, Sampling(temperature=0.0), (0,)), [[0, 5, 6], [0]]
         if mesh is None:

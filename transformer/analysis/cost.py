@@ -141,8 +141,7 @@ def training_memory(experiment: Experiment) -> dict[str, int | str]:
     moments = 2 * total - matrices if isinstance(train.optimizer, Muon) else 2 * total
     tokens = train.batch // train.accumulate * m.context
     number = jnp.dtype(m.dtype).itemsize
-    qkv = 2 * m.heads * m.head_size + kind(m).cache_numbers(m)
-    stream = 4 * m.width + qkv + m.mlp.kept(m.width)
+    stream = 4 * m.width + kind(m).activations(m) + m.mlp.kept(m.width)
     linear = all(KERNELS[kernel].linear for kernel in kernels_for_training(m))
     # Scores and weights of every key; or one sum for each query.
     tables = FLOAT32 * kind(m).tables * m.heads * (1 if linear else 2 * m.context)

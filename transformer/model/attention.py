@@ -54,6 +54,7 @@ class Kind(NamedTuple):
     ``cache_numbers(config)`` is how many numbers one token costs in one block's cache;
     ``matrices(config)`` counts the weights of one block's products, ``rest(config)`` its other weights, and
     ``products(config, keys)`` the multiply-adds of a token that looks at ``keys`` keys, beyond those of its weights;
+    ``activations(config)`` is about how many numbers of a token its backward pass needs, but for score tables;
     ``widths(config)`` are the widths of a head's keys and values as kernels see them, None where there is no kernel;
     ``rotated(config)`` is how much of a head rotary positions may turn; ``tables`` is how many score tables a head has.
     ``recurrent(config)`` is the size of the state that it keeps of a text of any length, in place of keys: such a kind
@@ -69,6 +70,7 @@ class Kind(NamedTuple):
     matrices: Callable[[Model], int]
     rest: Callable[[Model], int]
     products: Callable[[Model, float], float]
+    activations: Callable[[Model], int]
     widths: Callable[[Model], tuple[int, int] | None]
     rotated: Callable[[Model], int]
     tables: int = 1
@@ -148,6 +150,7 @@ _GROUPED = Kind(
     matrices=grouped.matrices,
     rest=grouped.rest,
     products=lambda c, keys: 2 * keys * c.heads * c.head_size,  # scores, then the mix of values
+    activations=lambda c: 2 * (c.heads + grouped.kv_heads(c)) * c.head_size,  # queries and mixes, keys and values
     widths=lambda c: (c.head_size, c.head_size),
     rotated=lambda c: c.head_size,
     cache_scales=lambda c: 2 * grouped.kv_heads(c),
@@ -166,6 +169,7 @@ KINDS: dict[type, Kind] = {
         matrices=latent.matrices,
         rest=latent.rest,
         products=lambda c, keys: keys * c.heads * (2 * c.head_size + latent.rotary(c)),  # keys and values written out
+        activations=lambda c: latent.rank(c) + 2 * c.heads * (2 * c.head_size + latent.rotary(c)),
         widths=lambda c: (c.head_size + latent.rotary(c), c.head_size),
         rotated=latent.rotary,
     ),
@@ -174,6 +178,7 @@ KINDS: dict[type, Kind] = {
         check=differential.check,
         rest=differential.rest,
         products=lambda c, keys: 3 * keys * c.heads * c.head_size,  # two maps of half the width, two mixes
+        activations=lambda c: 5 * c.heads * c.head_size,  # two mixes
         widths=lambda c: (c.head_size // 2, c.head_size),
         rotated=lambda c: c.head_size // 2,
         tables=2,
@@ -186,6 +191,7 @@ KINDS: dict[type, Kind] = {
         matrices=linear.matrices,
         rest=linear.rest,
         products=linear.products,
+        activations=lambda c: 2 * c.heads * (2 * c.head_size + min(linear.CHUNK, c.context)),  # decays and scores
         widths=lambda c: None,
         rotated=lambda c: c.head_size,
         tables=0,

@@ -8,6 +8,7 @@ from typing import Literal
 from transformer.analysis.cost import count_parameters, training_flops
 from transformer.config import Experiment
 from transformer.errors import UserError
+from transformer.model.differential import Differential
 from transformer.model.positions import Rotary, Sinusoidal
 from transformer.settings import override
 
@@ -107,9 +108,10 @@ def _widths(
         yield experiment
         return
     unit = 8
-    if model.head_width is None:  # heads divide the width, and rotary positions turn pairs within one
-        pairs = 2 * model.heads if isinstance(model.positions, Rotary) else 1
-        unit = math.lcm(model.heads, pairs, 2 if isinstance(model.positions, Sinusoidal) else 1)
+    if model.head_width is None:  # heads divide the width, and may be halved; rotary positions turn pairs within one
+        halves = 2 if isinstance(model.attention.projection, Differential) else 1
+        pairs = 2 if isinstance(model.positions, Rotary) else 1
+        unit = math.lcm(model.heads * halves * pairs, 2 if isinstance(model.positions, Sinusoidal) else 1)
 
     def at(units: int) -> Experiment:
         return override(experiment, {"model.width": units * unit})
