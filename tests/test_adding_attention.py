@@ -78,7 +78,7 @@ def test_it_trains_and_isolates_documents_and_sees_nothing_ahead(file):
     changed = rows._replace(tokens_BT=np.where(first, (rows.tokens_BT + 1) % 257, rows.tokens_BT))
     second = rows.segments_BT == 2
     np.testing.assert_array_equal(small.compiled_logits(e, params, changed)[second], found[second])
-    later = rows._replace(tokens_BT=np.where(np.arange(8)[None] > 3, rows.tokens_BT + 1, rows.tokens_BT))
+    later = rows._replace(tokens_BT=np.where(np.arange(8)[None] > 3, (rows.tokens_BT + 1) % 257, rows.tokens_BT))
     np.testing.assert_array_equal(small.compiled_logits(e, params, later)[:, :4], found[:, :4])
 
 

@@ -28,6 +28,7 @@ from transformer.model.config import Model
 from transformer.model.grouped import Grouped, MultiHead, MultiQuery
 from transformer.model.masks import causal
 from transformer.model.mlp import Gelu, Swiglu
+from transformer.model.moe import Moe
 from transformer.model.norms import LayerNorm, RmsNorm
 from transformer.model.positions import POSITIONS, Rotary
 from transformer.model.spans import Chunked, Global, Pattern, Sliding
@@ -83,9 +84,24 @@ def test_parameters_of_every_kind_of_attention(projection: type, bias: bool) -> 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_parameters_of_every_norm_and_mlp(bias: bool, tied: bool) -> None:
-    for norm, mlp in itertools.product((LayerNorm(), RmsNorm()), (Gelu(), Swiglu(), Gelu(width=7), Swiglu(width=9))):
+    mlps = Gelu(), Swiglu(), Gelu(width=7), Swiglu(width=9), Moe(experts=5, shared=2, width=3)
+    for norm, mlp in itertools.product((LayerNorm(), RmsNorm()), mlps):
         model = Model(depth=2, width=16, heads=4, context=8, bias=bias, tie_embeddings=tied, norm=norm, mlp=mlp)
         assert_counts(Experiment(model=model, tokenizer=Bytes()))
+
+
+def test_of_a_mixture_a_token_meets_the_experts_that_it_goes_through() -> None:
+    """Active parameters and FLOPs are those of the same model with no more experts than that, but for the router."""
+    many, few = (changed(TUTORIAL, mlp=Moe(experts=n, top_k=2, shared=1, width=64), bias=True) for n in (8, 2))
+    routers = 6 * 6 * 512  # of six blocks, six experts more
+    assert cost(many)["parameters"]["active"] == cost(few)["parameters"]["total"] + routers + 6 * 6
+    assert sum(forward_flops(many).values()) == sum(forward_flops(few).values()) + 2 * routers
+    idle = 6 * 6 * (3 * 512 * 64 + 2 * 64 + 512)
+    assert cost(many)["parameters"]["total"] - cost(many)["parameters"]["active"] == idle
+    assert f"of which a token meets {block_matrices(many.model) - 6 * 3 * 512 * 64:,}" in text(many)
+    assert cost(TUTORIAL)["parameters"]["active"] == cost(TUTORIAL)["parameters"]["total"]
+    dense = changed(TUTORIAL, mlp=Swiglu())
+    assert 0 < forward_flops(changed(TUTORIAL, mlp=Moe()))["blocks"] / forward_flops(dense)["blocks"] - 1 < 0.01
 
 
 def test_the_tutorials_numbers() -> None:

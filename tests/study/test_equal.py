@@ -18,6 +18,7 @@ from transformer.model.attention import Attention
 from transformer.model.config import Model
 from transformer.model.grouped import Grouped, MultiHead
 from transformer.model.mlp import Gelu, Swiglu
+from transformer.model.moe import Moe
 from transformer.model.positions import Learned, Rotary, Sinusoidal
 from transformer.settings import leaves
 from transformer.study import equal
@@ -60,7 +61,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         context=draw(st.sampled_from([32, 64])),
         attention=Attention(projection=draw(st.sampled_from([MultiHead(), Grouped(kv_heads=1)]))),
         positions=draw(st.sampled_from([Learned(), Sinusoidal(), Rotary()])),
-        mlp=draw(st.sampled_from([Gelu(), Swiglu(), Gelu(width=100)])),
+        mlp=draw(st.sampled_from([Gelu(), Swiglu(), Gelu(width=100), Moe(), Moe(shared=1, width=50)])),
         bias=draw(st.booleans()),
         tie_embeddings=draw(st.booleans()),
     )
@@ -107,6 +108,28 @@ def test_every_depth_of_the_depth_study_can_be_made_equal(held: Any, depth: int)
     if found.model.mlp.width is not None:
         alone = Experiment(model=Model(depth=depth, width=found.model.width, heads=4), tokenizer=Bpe(vocab_size=2048))
         assert abs(counted(alone)[quantity] / counted(base)[quantity] - 1) > 0.01, "the MLP was changed without need"
+
+
+@pytest.mark.parametrize("held", ["parameters", "flops_by_width"])
+def test_of_a_mixture_flops_hold_what_a_token_meets_and_parameters_hold_all(held: Any) -> None:
+    """Against a dense model, by the shapes of the weights: of eight experts a token meets two."""
+    base = Experiment(model=Model(width=96, heads=4, mlp=Swiglu()), tokenizer=Bytes())
+    arm = Experiment(model=Model(width=96, heads=4, mlp=Moe(experts=8, top_k=2)), tokenizer=Bytes())
+    found = equal.solve(held, arm, equal.quantities(base, bytes_per_row), {"model.mlp.experts"}, bytes_per_row)
+
+    def products(e: Experiment, share: float) -> float:
+        mlp = jax.eval_shape(lambda: init_params(e))["blocks"].pop("mlp")
+        experts = sum(math.prod(x.shape) for x in jax.tree.leaves({k: v for k, v in mlp.items() if k != "router"}))
+        router = sum(math.prod(x.shape) for x in jax.tree.leaves(mlp.get("router")))
+        rest = 4 * (4 * e.model.width**2 + 2 * e.model.width * e.model.context) + 257 * e.model.width
+        return share * experts + router + rest
+
+    if held == "flops_by_width":
+        assert products(found, 1 / 4) == pytest.approx(products(base, 1), rel=0.011)
+        assert counted(found)["parameters"] > 1.5 * counted(base)["parameters"]
+    else:
+        assert counted(found)["parameters"] == pytest.approx(counted(base)["parameters"], rel=0.01)
+        assert products(found, 1 / 4) < 0.8 * products(base, 1)
 
 
 def test_the_warm_up_and_the_evaluations_keep_their_share() -> None:
