@@ -83,7 +83,8 @@ def works(model: Model) -> dict[str, Callable[[], Any]]:
     index_1T = jnp.arange(T, dtype=jnp.int32)[None]
 
     def rotation(index_1T: jax.Array) -> Any:
-        return POSITIONS[type(model.positions)](model).apply({}, index_1T).rotation
+        signal: Any = POSITIONS[type(model.positions)](model).apply({}, index_1T)
+        return signal.rotation
 
     params = jax.jit(lambda key: block.init(key, x_1TD, causal(T), rotation(index_1T))["params"])(jax.random.key(1))
     cache = row.allocate(model, 1, T)
