@@ -132,11 +132,11 @@ def test_text_goes_on_beyond_the_context_where_no_block_looks_that_far(positions
     ids=str,
 )
 def test_memory_stays_flat_far_beyond_the_context(positions: Any, new: int) -> None:
-    """Drawn text of a model that was made for 16 positions: what the loop needs beside the text itself, four bytes for
+    """Text of a model that was made for 16 positions: what the loop needs beside the text itself, four bytes for
     each token, is what it needs for 64 tokens; and at the end the logits are those of the model alone at those
     positions, which looks no further back than its two windows together."""
     config = experiment(attention=Attention(span=Sliding(window=5)), positions=positions)
-    params, generator = weights(config), Generator(config, Sampling(temperature=1.0), ())
+    params, generator = weights(config), Generator(config, GREEDY, ())
     lengths_B, places = np.full(1, 3, np.int32), 1 << (new + 2).bit_length()
 
     def begun(places: int) -> Any:
@@ -157,7 +157,8 @@ def test_memory_stays_flat_far_beyond_the_context(positions: Any, new: int) -> N
     assert sum(x.nbytes for x in jax.tree.leaves(text.cache)) == cache
     tail = np.asarray(text.tokens_BS)[:, 3 + new - 16 : 3 + new]
     index_BT = np.arange(3 + new - 16, 3 + new, dtype=np.int32)[None]
-    wanted = Transformer(config.model, V).apply({"params": params}, tail, index_BT, causal(16))[0][:, -1]
+    alone = small.jit(lambda params: Transformer(config.model, V).apply({"params": params}, tail, index_BT, causal(16)))
+    wanted = alone(params)[0][:, -1]
     np.testing.assert_allclose(text.logits_BV, wanted, atol=1e-4)
 
 

@@ -160,9 +160,8 @@ def instead(p_BTV: jax.Array, q_BGV: jax.Array, standing_B: jax.Array) -> jax.Ar
     """What the token after those that stand is drawn from, [B, V]: what p has above q; p where all of them stand."""
     above_BTV = jnp.maximum(p_BTV - jnp.pad(q_BGV, ((0, 0), (0, 1), (0, 0))), 0)
     p_BV, above_BV = at(p_BTV, standing_B), at(above_BTV, standing_B)
-    return jnp.where(
-        above_BV.any(-1, keepdims=True), above_BV, p_BV
-    )  # nothing above: p and q are equal but for rounding
+    # Nothing above: p and q are equal but for rounding.
+    return jnp.where(above_BV.any(-1, keepdims=True), above_BV, p_BV)
 
 
 def draw(weights_BV: jax.Array, keys_B: jax.Array) -> jax.Array:
