@@ -7,7 +7,7 @@ from typing import Any
 from transformer.errors import UserError
 from transformer.interop.vocabulary import Vocabulary, marks
 
-CONTROL, USER_DEFINED = 3, 4  # kinds of pieces; SentencePiece has the same numbers
+CONTROL, USER_DEFINED, BYTE = 3, 4, 6  # kinds of pieces; SentencePiece has the same numbers
 
 # How text is cut before its pieces are found, by tokenizer.ggml.pre.
 LLAMA3 = (
@@ -65,7 +65,7 @@ def sentencepiece_model(tokens: list[str], scores: list[float], kinds: list[int]
     for token, score, kind in zip(tokens, scores, kinds, strict=True):
         model.pieces.add(piece=token, score=score, type=kind)
     model.trainer_spec.model_type = 2  # BPE
-    model.trainer_spec.byte_fallback = True
+    model.trainer_spec.byte_fallback = BYTE in kinds
     model.normalizer_spec.name = "identity"
     model.normalizer_spec.add_dummy_prefix = prefix
     model.normalizer_spec.remove_extra_whitespaces = False
