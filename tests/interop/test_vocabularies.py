@@ -134,6 +134,10 @@ def test_the_pieces_of_a_gguf_file_give_the_ids_of_the_tokenizer_they_were_taken
     kinds = [6 if given.is_byte(i) else 2 if given.is_unknown(i) else 3 if given.is_control(i) else 1 for i in pieces]
     scores = [given.get_score(i) for i in pieces]
     tokens = [given.id_to_piece(i) for i in pieces]
+    runs = sentencepiece.SentencePieceProcessor(  # of blanks: pieces that a user defined, written as blanks
+        model_proto=sentencepiece_model([*tokens, "   "], [*scores, -9.0], [*kinds, 4], prefix=False)
+    )
+    assert runs.encode("the   cat")[-2 - len(runs.encode("cat")) :].count(len(tokens)) == 1
     made = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model(tokens, scores, kinds, prefix=True))
     for text in ("the cat sat", "x</s>y", "1234 café", "\U0001f469 over"):
         assert made.encode(text) == given.encode(text)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from transformer.data.tokenizer import BLANK
 from transformer.errors import UserError
 from transformer.interop.vocabulary import Vocabulary, marks
 
@@ -63,7 +64,8 @@ def sentencepiece_model(tokens: list[str], scores: list[float], kinds: list[int]
     messages: Any = sentencepiece_model_pb2  # made when it is imported
     model = messages.ModelProto()
     for token, score, kind in zip(tokens, scores, kinds, strict=True):
-        model.pieces.add(piece=token, score=score, type=kind)
+        # Runs of blanks are there as blanks; the model that they came from had them as letters.
+        model.pieces.add(piece=token.replace(" ", BLANK), score=score, type=kind)
     model.trainer_spec.model_type = 2  # BPE
     model.trainer_spec.byte_fallback = BYTE in kinds
     model.normalizer_spec.name = "identity"
