@@ -11,7 +11,7 @@ ready-dev := $(VENV)/.ready-dev
 unfinished := $(VENV)/.unfinished
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format smoke exhaustive fuzz device-check clean
+.PHONY: help demo test lint format smoke exhaustive fuzz golden device-check clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo 'make smoke       the quick tests only'
 	@echo 'make exhaustive  the long tests that make test leaves out'
 	@echo 'make fuzz        100,000 inputs that nobody thought of, for each part that reads what others wrote'
+	@echo 'make golden      the tiny models that imports are tested with, anew (needs torch and transformers: PEERS=PYTHON)'
 	@echo 'make device-check  on an accelerator: kernels against the plain one, a training step, generation, memory, speed'
 	@echo 'make clean       remove $(VENV) and caches (never runs/)'
 	@echo
@@ -56,6 +57,11 @@ exhaustive: $(ready-dev)
 
 fuzz: $(ready-dev)
 	@for target in overrides store tokenizer packing; do echo "$$target ..."; $(python) -m tests.fuzz $$target || exit 1; done
+
+# By the field's own implementation, which nothing else here needs.
+PEERS ?= $(python)
+golden:
+	@$(PEERS) tests/interop/make_golden.py
 
 # JSON in device-check.json; needs the library alone, and JAX for the accelerator (the extras cuda and tpu).
 device-check: $(ready)

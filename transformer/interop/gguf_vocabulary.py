@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from transformer.data.tokenizer import BLANK
 from transformer.errors import UserError
 from transformer.interop.vocabulary import Vocabulary, marks
 
-CONTROL, USER_DEFINED = 3, 4  # kinds of pieces; SentencePiece has the same numbers
+CONTROL, USER_DEFINED, BYTE = 3, 4, 6  # kinds of pieces; SentencePiece has the same numbers
 
 # How text is cut before its pieces are found, by tokenizer.ggml.pre.
 LLAMA3 = (
@@ -63,9 +64,10 @@ def sentencepiece_model(tokens: list[str], scores: list[float], kinds: list[int]
     messages: Any = sentencepiece_model_pb2  # made when it is imported
     model = messages.ModelProto()
     for token, score, kind in zip(tokens, scores, kinds, strict=True):
-        model.pieces.add(piece=token, score=score, type=kind)
+        # Runs of blanks are there as blanks; the model that they came from had them as letters.
+        model.pieces.add(piece=token.replace(" ", BLANK), score=score, type=kind)
     model.trainer_spec.model_type = 2  # BPE
-    model.trainer_spec.byte_fallback = True
+    model.trainer_spec.byte_fallback = BYTE in kinds
     model.normalizer_spec.name = "identity"
     model.normalizer_spec.add_dummy_prefix = prefix
     model.normalizer_spec.remove_extra_whitespaces = False

@@ -90,6 +90,7 @@ def import_run(
     with whole("--workdir", workdir) as fresh:
         found = look(origin, tokenizer, context)
         say(f"{origin}: {found.family.name}, {len(found.published.source.shapes)} tensors")
+        fingerprint = found.published.tokenizer.tokenizer(found.experiment.vocab_size).fingerprint
         params = read_params(found)
         fresh.mkdir(parents=True)
         found.published.tokenizer.write(fresh)
@@ -98,7 +99,6 @@ def import_run(
             checkpoints.save_params(params)
             checkpoints.close()
         record = {"from": str(origin), "family": found.family.name, "config": found.published.config}
-        fingerprint = found.published.tokenizer.tokenizer(found.experiment.vocab_size).fingerprint
         origin_of = provenance(argv, imported=record, tokenizer_hash=fingerprint, end=now())
         write_json(fresh / files.PROVENANCE, origin_of)
         write_json(fresh / files.CONFIG, to_dict(found.experiment))
