@@ -153,6 +153,9 @@ def test_a_study_over_sizes_has_a_law_or_says_why_not() -> None:
     assert "0 finite" in (of_study(failed) or {})["refused"]
     assert of_study(study("model.depth", "accuracy")) is None
     assert of_study(study("model.heads")) is None
+    named = study("model.depth")
+    named["arms"][0]["grid"] = {}
+    assert of_study(named) is None
     two = study("model.depth")
     two["arms"][1]["changes"]["model.width"] = 3
     assert of_study(two) is None

@@ -56,7 +56,7 @@ def source(name: str, text_field: str, folder: Path, log: Callable[[str], None] 
         return BUNDLED[name](folder)
     if "/" not in name and "." not in name and not Path(name).exists() and not any(c in name for c in "*?["):
         raise UserError(
-            f"data.source: {name!r} is no path, no bundled corpus and no task"
+            f"data.source: {name!r} is no path and no bundled corpus or task"
             f"{did_you_mean(name, [*BUNDLED, *members(AnyTask)])}"
         )
     files = tuple(readers.find(name, log))

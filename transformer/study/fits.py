@@ -221,6 +221,8 @@ def of_study(results: Mapping[str, Any]) -> dict[str, Any] | None:
     if len(fields) != 1 or not fields <= FIELDS.keys() or results["better"] != "less":
         return None
     (field,) = fields
+    if any(field not in arm.get("grid", ()) for arm in results["arms"]):
+        return None  # arms with names of their own, or a study of before there were laws
     name, points = FIELDS[field], dict[float, list[float]]()
     for arm in results["arms"]:
         size = arm["quantities"]["tokens"] if name == "tokens" else arm["grid"][field]
