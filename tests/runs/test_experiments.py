@@ -32,9 +32,9 @@ TINY = {
 # Studies of many arms, or of vocabularies that a short text does not fill: a few of their arms, by their own functions.
 FEWER = {
     "transfer": 'transfer import study\nPART = {"depths": (3,), "parametrisations": ("completep",), '
-    '"learning_rates": (1e-3, 2e-3)}',
-    "vocabulary": 'vocabulary import study\nPART = {"base": 290, "sizes": (300,), "held": "steps"}',
-    "vocabulary_parameters": 'vocabulary import study\nPART = {"base": 290, "sizes": (300,), "kinds": ("bpe",), '
+    '"learning_rates": (1e-3,)}',
+    "vocabulary": 'vocabulary import study\nPART = {"base": 280, "sizes": (284,), "held": "steps"}',
+    "vocabulary_parameters": 'vocabulary import study\nPART = {"base": 280, "sizes": (284,), "kinds": ("bpe",), '
     '"held": "parameters"}',
 }
 
