@@ -4,7 +4,7 @@
 
 A block remembers 4 x 32 x 32 numbers of a text of any length, as much as 16 tokens are in a multi-head cache.
 
-Expected: about EXPECTED bits per byte on the four held-out works.
+Expected: about 2.31 bits per byte on the four held-out works.
 Costs: about two minutes on two CPU cores.
 """
 
