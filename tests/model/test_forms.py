@@ -85,7 +85,7 @@ def test_every_kind_of_attention_in_bfloat16_and_scanned(kind, positions):
     near = 0.06 if attention.KINDS[type(kind.projection)].recurrent else 0.02
     found = {}
     for dtype, stack in (("float32", "unroll"), ("bfloat16", "unroll"), ("float32", "scan")):
-        e = small.experiment(attention=kind, positions=positions, dtype=dtype, stack=stack, loops=2)
+        e = small.experiment(attention=kind, positions=positions, dtype=dtype, stack=stack)
         rows = small.batch(e)
         run = small.jit(lambda s, b, e=e: (small.logits(e, s.params, b), sum_gradients(e, s, b)))
         found[dtype, stack] = run(small.state(e), rows), rows.segments_BT > 0
