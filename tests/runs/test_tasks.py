@@ -83,7 +83,8 @@ def test_a_task_that_was_stopped_ends_as_one_that_was_not(task: Path, home: Path
     )
 
 
-@pytest.mark.parametrize("mesh", [{"data": 2}, pytest.param({"context": 2}, marks=pytest.mark.exhaustive)], ids=str)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mesh", [{"data": 2}, {"context": 2}], ids=str)
 def test_answers_are_the_same_on_several_devices(task: Path, mesh: dict[str, int]) -> None:
     import dataclasses
 
