@@ -4,7 +4,7 @@
     python -m transformer study --config=experiments/depth.py --workdir=runs/depth_flops --equal=flops_by_width
 
 Expected: not known yet; a verdict on each depth against four blocks.
-Costs: 20 runs for the learning rates and 25 for the verdicts; `cost` says how many hours here. Not run to its end yet.
+Costs: 30 runs for the learning rates and 25 for the verdicts; `cost` says how many hours here. Not run to its end yet.
 """
 
 from transformer.config import Experiment
@@ -34,6 +34,6 @@ def get_study() -> Study:
             "block_parameters",
             "flops",
         ),  # of the two that are not held, and what each brings with it
-        learning_rates=(5e-3, 1e-2, 2e-2, 4e-2),
+        learning_rates=(2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2),
         budget_hours=3,
     )
