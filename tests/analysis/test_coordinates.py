@@ -4,6 +4,7 @@ import functools
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -88,7 +89,7 @@ def test_what_moves_is_the_difference_of_outputs_before_and_after(monkeypatch):
     """With weights set by hand: an embedding that is twice as large after the steps has moved by its own size."""
     e = resized(sized("standard"), "depth", 1)
     with jax.set_mesh(make_mesh(Mesh())):
-        monkeypatch.setattr(coordinates, "fresh_state", lambda e: small.state(e))
+        monkeypatch.setattr(coordinates, "fresh_state", lambda e: jax.tree.map(jnp.asarray, small.state(e)))
         monkeypatch.setattr(coordinates, "train_step", lambda p, s, b, given: (doubled(s), None))
         found = moved(e, 1)
         batch = coordinates.random_batch(e)

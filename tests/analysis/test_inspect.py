@@ -20,7 +20,10 @@ from transformer.analysis.inspection import Inspection, as_dict, inspect
 from transformer.data.tokenizer import Bytes, ByteTokenizer
 from transformer.errors import UserError
 from transformer.model.attention import Attention
-from transformer.model.grouped import Grouped, GroupedAttention
+from transformer.model.differential import Differential
+from transformer.model.grouped import Grouped
+from transformer.model.latent import Latent
+from transformer.model.linear import Linear
 from transformer.model.mlp import Swiglu
 from transformer.model.norms import RmsNorm
 from transformer.model.positions import Alibi, Learned, Relative, Rotary
@@ -29,7 +32,8 @@ from transformer.model.spans import Pattern, Sliding
 from transformer.run import Run
 
 PROMPT = "a cat é"  # with the start: 9 tokens of bytes
-PAIRWISE = pairwise()
+NO_MAP = (Differential, Linear)
+PAIRWISE = [v for v in pairwise() if not isinstance(v["attention.projection"], NO_MAP)]
 # Each part of the view once; the pairs of all kinds are `exhaustive`.
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -49,6 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "tie_embeddings": True,
         "stack": "scan",
     },
+    "latent": {"positions": Rotary(), "attention": Attention(projection=Latent(kv_rank=6, rope_width=4))},
     "sinks, slopes, side by side": {
         "positions": Alibi(),
         "parallel": True,
@@ -165,11 +170,12 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_lengths(plain: tu
         inspect(*plain, 3, "x" * 64)
 
 
-def test_attention_without_weights_of_positions_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a kind that keeps a state instead: what it mixes never passes as queries and keys."""
-    monkeypatch.setattr(GroupedAttention, "mix", lambda self, q, k, v, mask, how: q)
-    run, params = run_of(context=20)
-    with pytest.raises(UserError, match=r"^config.model.attention.projection: multi_head has no weights"):
+@pytest.mark.parametrize("projection", NO_MAP, ids=lambda kind: kind.__name__)
+def test_attention_without_one_map_of_a_head_is_refused_by_name(projection: type) -> None:
+    """A state in place of keys; two maps that are subtracted."""
+    run, params = run_of(context=20, attention=Attention(projection=projection()))
+    name = projection.__name__.lower()
+    with pytest.raises(UserError, match=rf"^config.model.attention.projection: a head of {name} is no single map"):
         inspect(run, params, 3, "abc")
 
 

@@ -85,7 +85,7 @@ def test_generation_and_evaluation_read_what_was_rounded(monkeypatch: pytest.Mon
 
     model, weights_BT = Transformer(config.model, config.vocab_size), (tokens_BT >= 0).astype(np.float32)
     given = params, tokens_BT, np.roll(tokens_BT, -1, 1), weights_BT, np.ones(rows, np.int32)
-    nats_B = np.asarray(score_rows(model, *given, True)[0])
+    nats_B = np.asarray(score_rows(model, *given, int8=True)[0])
     monkeypatch.setattr(kernels, "attend", rounding)
     rounded_BTV = np.asarray(small.jit(forward)(tokens_BT))
 

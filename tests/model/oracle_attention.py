@@ -142,6 +142,7 @@ def _latent(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str
                 query = np.concatenate([query[:size], _turned(model, query[size:], t, base)])
             keys = [np.concatenate([c @ w["key"][:, head], r]) for c, r in zip(latents, shared, strict=True)]
             shares = _shares(model, w, layer, t, head, query, keys)
+            memo["weights"][head, t, list(shares)] = list(shares.values())
             mixed.append(sum(share * (latents[s] @ w["value"][:, head]) for s, share in shares.items()))
         results.append(mixed)
     return results

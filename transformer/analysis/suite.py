@@ -213,10 +213,8 @@ MEASURES = {
 def text(found: dict[str, Any]) -> str:
     """Tables that fit Markdown."""
     limits = found["limits"]
-    lines = [
-        f"Limits: {limits['matmul_float32'] / 1e9:,.0f} GFLOP/s in a float32 product, "
-        f"{limits['matmul_bfloat16'] / 1e9:,.0f} in bfloat16, {limits['memory_bandwidth'] / 1e9:,.1f} GB/s from memory."
-    ]
+    products = ", ".join(f"{limits[f'matmul_{d}'] / 1e9:,.0f} GFLOP/s in a {d} product" for d in DTYPES)
+    lines = [f"Limits: {products}, {limits['memory_bandwidth'] / 1e9:,.1f} GB/s from memory."]
     lines += [table(part, found[part]) for part in MEASURES if found.get(part)]
     return "\n".join(lines)
 

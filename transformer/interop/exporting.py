@@ -32,7 +32,7 @@ FREE = ("dropout", "layer_drop", "init_std", "dtype", "stack", "remat", "attenti
 def canonical(model: Model) -> Model:
     """The same model, where it can be written in several ways in the one that an import writes."""
     projection, heads = model.attention.projection, model.heads
-    if isinstance(projection, MultiHead | MultiQuery | Grouped):
+    if type(projection) in (MultiHead, MultiQuery, Grouped):
         kv = projection.kv_count(heads)
         projection = MultiHead() if kv == heads else MultiQuery() if kv == 1 else Grouped(kv_heads=kv)
     return dataclasses.replace(
