@@ -22,7 +22,7 @@ from transformer.generation.decode import Continuation, Generator, continue_prom
 from transformer.generation.sampling import Sampling
 from transformer.model.attention import KINDS, Attention
 from transformer.model.config import Model
-from transformer.model.grouped import Grouped, MultiHead, MultiQuery
+from transformer.model.grouped import Grouped, MultiHead
 from transformer.model.masks import causal
 from transformer.model.positions import POSITIONS, Alibi, Learned, None_, Rotary
 from transformer.model.scores import Sigmoid, Softmax
@@ -30,7 +30,7 @@ from transformer.model.spans import Chunked, Pattern, Sliding
 from transformer.model.transformer import Transformer
 
 PROMPTS = [[END], [END, 3, 0], [END, 1, 2, 3, 4, 5, 6, 7, 8]]
-SHARED = (MultiHead, MultiQuery, Grouped)  # every kind of positions with these, and one for the others
+SHARED = (MultiHead, Grouped)  # every kind of positions with these, and one for the others
 
 VARIANTS = [(kind, positions) for kind in KINDS for positions in (POSITIONS if kind in SHARED else (Rotary,))]
 

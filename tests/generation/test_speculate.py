@@ -45,7 +45,8 @@ def drafted(generator: Generator, draft: Experiment, proposals: int) -> Generato
 @pytest.mark.parametrize(
     ("attending", "positions", "new"),
     [
-        (Attention(span=Pattern(local=Sliding(window=3))), Learned(), 15),  # to the last place of the context
+        # to the last place of the context
+        pytest.param(Attention(span=Pattern(local=Sliding(window=3))), Learned(), 15, marks=pytest.mark.exhaustive),
         pytest.param(Attention(span=Pattern(local=Chunked(chunk=4))), Learned(), 15, marks=pytest.mark.exhaustive),
         (Attention(span=Sliding(window=3)), Rotary(), 40),  # beyond it, with a draft of a smaller window
         pytest.param(Attention(), Learned(), 15, marks=pytest.mark.exhaustive),
@@ -115,7 +116,7 @@ def chances(sampling: Sampling, config: Experiment, params: Any, prompt: list[in
     "sampling",
     [
         Sampling(temperature=0.7, top_k=3),
-        Sampling(temperature=1.3, top_p=0.8, repetition_penalty=1.5),
+        pytest.param(Sampling(temperature=1.3, top_p=0.8, repetition_penalty=1.5), marks=pytest.mark.exhaustive),
         pytest.param(Sampling(temperature=1.0), marks=pytest.mark.exhaustive),
         pytest.param(Sampling(temperature=1.0, top_k=4, top_p=0.9), marks=pytest.mark.exhaustive),
     ],

@@ -189,6 +189,7 @@ def test_jax_processes_form_one_job(home):
 
 
 @needs_hosts
+@pytest.mark.exhaustive
 def test_a_real_training_run_on_two_processes(tmp_path):
     flags = ["--config.train.steps=10", "--config.train.warmup=2", f"--workdir={tmp_path}/run", "--json"]
     words = [word for word in TINY if "every" not in word and "steps" not in word]

@@ -101,6 +101,7 @@ def test_no_bit_of_a_document_depends_on_its_neighbours() -> None:
         assert np.asarray(gradient[:, 31:89]).any()
 
 
+@pytest.mark.exhaustive
 def test_text_goes_on_beyond_the_context_from_a_state_of_fixed_size() -> None:
     """24 tokens with a context of 16: those of a model whose context holds them all."""
     found = []

@@ -75,6 +75,7 @@ class Imported:
     end_ids: tuple[int, ...] = ()  # what ends one
 
 
+@settings
 class Symbols:
     """A synthetic task's own vocabulary."""
 
