@@ -29,11 +29,24 @@ TINY = {
     "train.accumulate": "1",
 } | {f"mesh.{axis}": "1" for axis in sizes(Mesh())}
 
-# Studies of many arms, or of vocabularies that a short text does not fill: a few of their arms, by their own functions.
+# A study in its tiny form: one arm beside the baseline, two learning rates at most. (Whether every arm can be built is
+# tested in test_house.)
+STUDY = """
+import dataclasses
+from experiments.{name} import get_study as whole
+
+
+def get_study():
+    study = whole()
+    axes = {{name: values[-1:] for name, values in list(study.grid.items())[:1]}}
+    arms = dict(list(study.arms.items())[-1:])
+    return dataclasses.replace(study, arms=arms, grid=axes, learning_rates=study.learning_rates[:2])
+"""
+# Depths of 32, and vocabularies that a short text does not fill: by the study's own function.
 FEWER = {
     "transfer": 'transfer import study\nPART = {"depths": (3,), "parametrisations": ("completep",), '
     '"learning_rates": (1e-3,)}',
-    "vocabulary": 'vocabulary import study\nPART = {"base": 280, "sizes": (284,), "held": "steps"}',
+    "vocabulary": 'vocabulary import study\nPART = {"base": 280, "sizes": (284,), "kinds": ("bpe",), "held": "steps"}',
     "vocabulary_parameters": 'vocabulary import study\nPART = {"base": 280, "sizes": (284,), "kinds": ("bpe",), '
     '"held": "parameters"}',
 }
@@ -65,6 +78,9 @@ def test_every_experiment_runs_to_its_end(path: Path, home: Path) -> None:
         path.write_text(f"from experiments.{FEWER[path.stem]}\ndef get_study():\n    return study(**PART)\n")
         if path.stem.startswith("vocabulary"):
             changes = [change for change in changes if "tokenizer" not in change]
+    elif is_study:
+        path = home / path.name
+        path.write_text(STUDY.format(name=path.stem))
     workdir = home / path.stem
     found = run("study" if is_study else "train", f"--config={path}", f"--workdir={workdir}", *changes, *more, "--json")
     assert found.status == 0, found.err
