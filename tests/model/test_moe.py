@@ -154,6 +154,7 @@ def test_nothing_is_dropped_where_all_go_to_one_expert():
     assert float(metrics.balance) == pytest.approx(4, rel=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_parts_of_a_batch_scanned_and_computed_again_are_the_same_objective():
     """Rows of unlike numbers of targets in two parts, the first of them with a row of none. The penalties are in the
     objective as they were asked for, and nowhere else."""

@@ -127,12 +127,14 @@ def test_stopped_and_killed_it_ends_bit_equal(home: Path, whole: list[Result]) -
     assert rows(home, "stopped", 2) == rows(home, "whole", 2)
 
 
+@pytest.mark.exhaustive
 def test_process_0_may_be_the_one(home: Path) -> None:
     """It has the store by which the others would hear of it."""
     found = train(home, 2, "first", do={0: "SIGKILL:3"})
     assert [r.status for r in found] == [-9, LOST] and found[1].err == f"{GONE}\n", found
 
 
+@pytest.mark.exhaustive
 def test_another_number_of_processes_goes_on(home: Path, whole: list[Result]) -> None:
     """Two, one, four: the same rows, and the first loss of each as of a run on two."""
     wanted = {r["step"]: r["loss"] for r in records(home, "whole") if "loss" in r}
