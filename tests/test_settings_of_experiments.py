@@ -29,6 +29,7 @@ def test_the_hash_of_an_experiment_differs_for_each_of_its_leaves() -> None:
 
 
 KINDS = [
+    "fixed",
     "sliding",
     "sigmoid",
     "qkv",

@@ -65,7 +65,7 @@ def test_sums_are_those_of_the_definitions(z_loss, smoothing):
     targets[0] = logits[0].argmax(-1)
     weights = random.integers(0, 3, (3, 7)).astype(np.float32)
     found = sums(logits, targets, weights, z_loss=z_loss, label_smoothing=smoothing)
-    np.testing.assert_allclose(found, numpy_sums(logits, targets, weights, z_loss, smoothing), rtol=1e-5)
+    np.testing.assert_allclose(found[:4], numpy_sums(logits, targets, weights, z_loss, smoothing), rtol=1e-5)
 
 
 def test_parts_with_unequal_token_counts_are_added_and_divided_once():
@@ -128,7 +128,7 @@ def test_copying_the_input_costs(ten_tokens):
 def test_a_batch_without_targets_is_zero_of_zero():
     """L05: no not-a-number from nothing, in the value or in the gradient."""
     logits, targets = costing(2.0, 4)
-    assert sums(logits, targets, np.zeros((1, 4)), z_loss=0.1, label_smoothing=0.1) == (0, 0, 0, 0)
+    assert sums(logits, targets, np.zeros((1, 4)), z_loss=0.1, label_smoothing=0.1)[:4] == (0, 0, 0, 0)
     gradient = jax.grad(lambda x: token_sums(x, jnp.asarray(targets), jnp.zeros((1, 4))).objective)(jnp.asarray(logits))
     assert not np.asarray(gradient).any()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests import small
-from tests.model.variants import ATTENTION
+from tests.model.variants import RICH
 from transformer.parallel.mesh import Mesh
 from transformer.training.optimizer import Muon
 from transformer.training.state import init_state, key
@@ -167,8 +167,8 @@ def golden_experiments():
     plain = small.experiment(vocab=32, depth=2, width=16, heads=4, train={"batch": 4, "learning_rate": 2e-2})
     rich = small.experiment(
         vocab=32,
-        attention=ATTENTION[-1][0],
-        positions=ATTENTION[-1][1],
+        attention=RICH[0],
+        positions=RICH[1],
         bias=True,
         dropout=0.1,
         stack="scan",
