@@ -30,6 +30,7 @@ def test_the_hash_of_an_experiment_differs_for_each_of_its_leaves() -> None:
 
 KINDS = [
     "fixed",
+    "mup",
     "sliding",
     "sigmoid",
     "qkv",

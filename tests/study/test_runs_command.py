@@ -123,6 +123,7 @@ def test_all_of_a_run_is_shown(tmp_path: Path, evaluation: str) -> None:
         "best_bits_per_byte": 2.0,
         "evaluation.loss": 1.5,
         "evaluation.bits_per_byte": 2.375,
+        **dict.fromkeys(("error", "best_error", "evaluation.error")),  # those of synthetic tasks
         "seconds": 40.0,
         "start": "2026-11-28T10:00:00+00:00",
     }
