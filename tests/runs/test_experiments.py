@@ -19,6 +19,7 @@ TINY = {
     "model.width": "64",
     "model.heads": "4",
     "model.head_width": "none",
+    "model.mlp.width": "32",
     "model.context": "16",
     "train.steps": "2",
     "train.batch": "2",
@@ -29,8 +30,8 @@ TINY = {
     "train.accumulate": "1",
 } | {f"mesh.{axis}": "1" for axis in sizes(Mesh())}
 
-# A study in its tiny form: one arm beside the baseline, two learning rates at most. (Whether every arm can be built is
-# tested in test_house.)
+# A study in its tiny form: one arm beside the baseline, and no tuning but in one of them. (Whether every arm can be
+# built is tested in test_house.)
 STUDY = """
 import dataclasses
 from experiments.{name} import get_study as whole
@@ -40,7 +41,7 @@ def get_study():
     study = whole()
     axes = {{name: values[-1:] for name, values in list(study.grid.items())[:1]}}
     arms = dict(list(study.arms.items())[-1:])
-    return dataclasses.replace(study, arms=arms, grid=axes, learning_rates=study.learning_rates[:2])
+    return dataclasses.replace(study, arms=arms, grid=axes, learning_rates={rates})
 """
 # Depths of 32, and vocabularies that a short text does not fill: by the study's own function.
 FEWER = {
@@ -68,7 +69,15 @@ def tiny(path: Path) -> dict[str, str]:
     return OF_A_TASK | context | {f"data.source.{name}": value for name, value in SMALL_ROWS[kind].items()}
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=name_of)
+# One of each form is run with every change; all of them in `make exhaustive`.
+OFTEN = ("attention", "final_norm", "hops_few", "mixture", "shakespeare", "tiny", "vocabulary")
+MARKED = [
+    pytest.param(path, marks=() if path.stem in OFTEN else pytest.mark.exhaustive, id=name_of(path))
+    for path in EXPERIMENTS
+]
+
+
+@pytest.mark.parametrize("path", MARKED)
 def test_every_experiment_runs_to_its_end(path: Path, home: Path) -> None:
     is_study = "def get_study" in path.read_text()
     changes = [f"--config.{name}={value}" for name, value in tiny(path).items()]
@@ -80,7 +89,7 @@ def test_every_experiment_runs_to_its_end(path: Path, home: Path) -> None:
             changes = [change for change in changes if "tokenizer" not in change]
     elif is_study:
         path = home / path.name
-        path.write_text(STUDY.format(name=path.stem))
+        path.write_text(STUDY.format(name=path.stem, rates="(1e-3, 1e-2)" if path.stem == "final_norm" else ()))
     workdir = home / path.stem
     found = run("study" if is_study else "train", f"--config={path}", f"--workdir={workdir}", *changes, *more, "--json")
     assert found.status == 0, found.err
