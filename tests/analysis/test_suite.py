@@ -50,6 +50,7 @@ def test_what_is_no_part_or_size_is_refused(parts: list[str], sizes: list[str]) 
         suite.suite(parts, sizes, lambda line: None)
 
 
+@pytest.mark.exhaustive
 def test_every_kind_of_attention_is_measured_and_a_new_one_shows_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """One block of a few numbers; a row that is put into the table is in the result, with no plain kernel beside it."""
 

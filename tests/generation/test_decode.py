@@ -30,7 +30,7 @@ from transformer.model.spans import Chunked, Pattern, Sliding
 from transformer.model.transformer import Transformer
 
 PROMPTS = [[END], [END, 3, 0], [END, 1, 2, 3, 4, 5, 6, 7, 8]]
-SHARED = (MultiHead, Grouped)  # every kind of positions with these, and one for the others
+SHARED = (MultiHead,)  # every kind of positions with this one, and one for the others
 
 VARIANTS = [(kind, positions) for kind in KINDS for positions in (POSITIONS if kind in SHARED else (Rotary,))]
 

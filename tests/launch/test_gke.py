@@ -98,7 +98,14 @@ def test_gpu_hosts_are_told_of_each_other(start: Start) -> None:
 
 
 @needs_kubectl
-@pytest.mark.parametrize(("status", "starts"), [(2, 1), (137, 3), (143, 3)])
+@pytest.mark.parametrize(
+    ("status", "starts"),
+    [
+        (2, 1),
+        pytest.param(137, 3, marks=pytest.mark.exhaustive),
+        pytest.param(143, 3, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_exit_status_decides(start: Start, status: int, starts: int) -> None:
     cluster, bench = start()
     bench.want(steps=10_000, after=2, end=status, who="0.1")

@@ -82,7 +82,7 @@ def assert_same(found: list[np.ndarray], wanted: list[np.ndarray], atol: float) 
         np.testing.assert_allclose(a, b, atol=atol * max(1, np.abs(b).max()), rtol=0, err_msg=name)
 
 
-@fuzz(max_examples=25, deadline=None)
+@fuzz(max_examples=12, deadline=None)
 @given(st.data())
 def test_blockwise_equals_plain(data: Any) -> None:
     """Short and long form; whole blocks and remainders; packed, padded, grouped, and queries against a longer cache."""

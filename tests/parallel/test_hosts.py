@@ -156,8 +156,8 @@ def test_another_number_of_processes_goes_on(home: Path, whole: list[Result]) ->
 @pytest.mark.parametrize(
     ("process", "do", "status", "words"),
     [
-        (1, "RAISE:4", 1, "failed: ValueError: something broke"),
-        (0, "FULL:4", 1, "failed: OSError: "),
+        pytest.param(1, "RAISE:4", 1, "failed: ValueError: something broke", marks=pytest.mark.exhaustive),
+        pytest.param(0, "FULL:4", 1, "failed: OSError: ", marks=pytest.mark.exhaustive),
         (1, "SLEEP:4", LOST, "no step finished in 4 s"),
     ],
     ids=["error", "full disk", "hang"],
