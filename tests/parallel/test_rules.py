@@ -91,7 +91,7 @@ def test_without_a_mesh_nothing_is_laid_out():
 
 def test_layouts_by_name():
     with small.on(Mesh(data=2, fsdp=2, tensor=2)):
-        assert spec("batch", None, "vocab") == PartitionSpec(("slice", "data", "fsdp"), None, "tensor")
+        assert spec("batch", None, "vocab") == PartitionSpec(("slice", "data", "fsdp", "expert"), None, "tensor")
         assert spec("width", "time") == PartitionSpec("fsdp", "context")
         laid = jax.jit(lambda x: put(x, "batch", "heads"))(np.zeros((8, 4)))
         assert laid.sharding.shard_shape(laid.shape) == (2, 2)
