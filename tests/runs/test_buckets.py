@@ -56,6 +56,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 def test_killed_in_a_save_a_run_in_a_bucket_ends_as_one_on_a_disk(home: Path, bucket: Path) -> None:
     """On two processes; then a file of its newest checkpoint is lost, and it is set aside; one process measures it."""
     assert [r.status for r in job(home, 2, 1, *TRAIN, "--workdir=disk")] == [0, 0]

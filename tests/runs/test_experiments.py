@@ -70,7 +70,7 @@ def tiny(path: Path) -> dict[str, str]:
 
 
 # One of each form is run with every change; all of them in `make exhaustive`.
-OFTEN = ("attention", "final_norm", "hops_few", "mixture", "shakespeare", "tiny", "vocabulary")
+OFTEN = ("final_norm", "hops_few", "shakespeare", "tiny")
 MARKED = [
     pytest.param(path, marks=() if path.stem in OFTEN else pytest.mark.exhaustive, id=name_of(path))
     for path in EXPERIMENTS
