@@ -14,6 +14,7 @@ from transformer.model.grouped import Grouped, MultiHead
 from transformer.model.kernels import Kernel
 
 
+@pytest.mark.exhaustive
 def test_the_comparison_measures_in_turns_and_makes_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two real contenders; a third that fails is an error with its last line."""
     made: list[Any] = []

@@ -95,7 +95,10 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("case", ENDS)
+SLOW = ("a deaf one is killed",)
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.exhaustive if c in SLOW else ()) for c in ENDS])
 def test_one_that_fails_ends_the_others(home, case):
     behaviour, expected, seconds = ENDS[case]
     behave(home / "runs/out", **behaviour)

@@ -107,6 +107,7 @@ def test_two_processes_train_as_one(home: Path, whole: list[Result]) -> None:
     assert json.loads((home / "whole" / "provenance.json").read_text())["processes"] == 2
 
 
+@pytest.mark.exhaustive
 def test_stopped_and_killed_it_ends_bit_equal(home: Path, whole: list[Result]) -> None:
     """A signal to one saves on all at one step; where one is killed the other leaves with a line, to be tried again."""
     found = train(home, 2, "stopped", do={1: "SIGTERM:1"})
