@@ -175,6 +175,7 @@ def test_a_changed_arm_is_a_new_run_and_the_old_one_stays(whole: Any) -> None:
     Path("whole/results.json").write_text(json.dumps(whole[0]))
 
 
+@pytest.mark.exhaustive
 def test_each_arm_takes_its_best_learning_rate(home: Path) -> None:
     said: list[str] = []
     study = read(learning_rates=(1e-7, 3e-2, 10.0), tuning_seed=9, arms={"MLP of 24": {"model.mlp.width": 24}})
@@ -221,7 +222,7 @@ def start(workdir: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kills", [1, pytest.param(30, marks=pytest.mark.exhaustive)])
 def test_killed_at_random_moments_it_ends_with_the_same_results(home: Path, kills: int) -> None:
     begun = time.perf_counter()
     out, err = start(f"calm_{kills}").communicate(timeout=600)
