@@ -10,35 +10,21 @@ Costs: 24 runs of 600 steps of 32 rows; `cost` says how many hours here. Dropped
 end yet.
 """
 
+import dataclasses
+
+from experiments import recall
 from experiments.attention import study
-from transformer.config import Experiment
 from transformer.data.prepare import Data
 from transformer.data.tasks.recall import Recall
-from transformer.data.tokenizer import Symbols
-from transformer.model.config import Model
-from transformer.model.positions import Rotary
 from transformer.study.study import Study
-from transformer.training.config import Train
-from transformer.training.optimizer import Muon
 
 
 def get_study() -> Study:
-    return study(
-        Experiment(
-            model=Model(depth=2, width=64, heads=2, context=96, positions=Rotary()),
-            tokenizer=Symbols(),
-            data=Data(source=Recall(pairs=32, keys=64, values=64, validation=1024)),
-            train=Train(
-                steps=600,
-                batch=32,
-                learning_rate=5e-3,
-                warmup=50,
-                weight_decay=0.01,
-                optimizer=Muon(),
-                eval_every=100,
-                eval_windows=256,
-                checkpoint_every=300,
-            ),
-        ),
-        metric="error",
+    """The baseline of `recall.py`, with more pairs in longer rows."""
+    base = recall.get_study().baseline
+    baseline = dataclasses.replace(
+        base,
+        model=dataclasses.replace(base.model, context=96),
+        data=Data(source=Recall(pairs=32, keys=64, values=64, validation=1024)),
     )
+    return study(baseline, metric="error")

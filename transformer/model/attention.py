@@ -133,6 +133,7 @@ def kernels_for_training(config: Model) -> dict[str, str]:
 def check(config: Model) -> None:
     """UserError for attention that cannot be built."""
     kind(config).check(config)
+    _check_heads(config)
     if config.attention.value_residual != "none" and config.depth * config.loops == 1:
         raise UserError("config.model.attention.value_residual: has no effect in a single block; leave it out")
     spans.check(config)
@@ -140,6 +141,25 @@ def check(config: Model) -> None:
     kernel = config.attention.kernel
     if kernel != "auto" and (option := kernels.KERNELS[kernel].lacks(options(config))):
         raise UserError(f"config.model.attention.kernel: {kernel} knows no {option}; auto can")
+
+
+def _check_heads(config: Model) -> None:
+    """UserError for biases and a divisor of scores that would do nothing, or that the kind does not know."""
+    own = config.attention
+    if not isinstance(own.projection, MultiHead | MultiQuery | Grouped):
+        for name, usual in (("bias", "as_model"), ("score_width", None)):
+            if getattr(own, name) != usual:
+                raise UserError(f"config.model.attention.{name}: only multi_head, multi_query and grouped know of it")
+    if own.bias != "as_model" and own.biased(config.bias) == (config.bias, config.bias):
+        raise UserError(
+            f"config.model.attention.bias: {own.bias!r} has no effect here: config.model.bias is {config.bias}"
+        )
+    width = (kind(config).widths(config) or (None,))[0]
+    if own.score_width is not None and (own.score_width <= 0 or own.score_width == width):
+        raise UserError(
+            f"config.model.attention.score_width: {own.score_width} is not above 0, or is the head's own width; "
+            "none for that"
+        )
 
 
 _GROUPED = Kind(

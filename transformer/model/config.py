@@ -6,7 +6,6 @@ from typing import Literal
 from transformer.errors import UserError
 from transformer.model import attention, moe, parametrisation, positions, spans
 from transformer.model.attention import Attention, kind
-from transformer.model.grouped import Grouped, MultiHead, MultiQuery
 from transformer.model.mlp import Geglu, Gelu, Swiglu
 from transformer.model.moe import Moe
 from transformer.model.norms import LayerNorm, RmsNorm
@@ -133,20 +132,5 @@ def check(model: Model) -> None:
             raise UserError(f"{where} is not above 1")
         if Rotary(base=span.local_base, share=model.positions.share) == model.positions:
             raise UserError(f"{where} has no effect here: it is the base of all blocks; leave it out")
-    own = model.attention
-    if not isinstance(own.projection, MultiHead | MultiQuery | Grouped):
-        for name, usual in (("bias", "as_model"), ("score_width", None)):
-            if getattr(own, name) != usual:
-                raise UserError(f"config.model.attention.{name}: only multi_head, multi_query and grouped know of it")
-    if own.bias != "as_model" and own.biased(model.bias) == (model.bias, model.bias):
-        raise UserError(
-            f"config.model.attention.bias: {own.bias!r} has no effect here: config.model.bias is {model.bias}"
-        )
-    width = (kind(model).widths(model) or (None,))[0]
-    if own.score_width is not None and (own.score_width <= 0 or own.score_width == width):
-        raise UserError(
-            f"config.model.attention.score_width: {own.score_width} is not above 0, or is the head's own width; "
-            "none for that"
-        )
     positions.check(model)
     parametrisation.check(model)
