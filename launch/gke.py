@@ -6,7 +6,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from launch import tpus
@@ -147,7 +147,7 @@ class Launch:
         self.pods = [*self.kubectl, "get", "pods", f"--selector={POD}={job.name}", "--output=json"]
         self.mine = False
         self.readers: dict[str, threading.Thread] = {}
-        self.ends: dict[str, tuple[str, int]] = {}  # by pod: when, and with what
+        self.ends: list[tuple[str, int]] = []  # of the newest attempt that has any: when, and with what
 
     def look(self) -> dict[str, Any] | None:
         """The JobSet of this name; UserError where it is somebody else's."""
@@ -179,7 +179,7 @@ class Launch:
             run([*self.kubectl, "create", "-f", "-"], stdin=json.dumps(each).encode())
 
     def follow(self) -> int:
-        """Print what every pod prints until the JobSet has ended; 0, or the exit status that came first."""
+        """Print what every pod prints until the JobSet has ended; 0, or the exit status of the last attempt."""
         restarts = 0
         while True:
             found = self.look()
@@ -197,17 +197,16 @@ class Launch:
                 say(f"{self.job.name}: {known['terminalState']}")
                 if known["terminalState"] == "Completed":
                     return 0
-                failures = sorted(end for end in self.ends.values() if end[1])
-                user = [end[1] for end in failures if end[1] == 2]
-                return user[0] if user else failures[-1][1] if failures else 1
+                return decisive(self.ends)
             time.sleep(self.poll)
 
     def _read_pods(self) -> None:
+        ends = []
         for pod in ask(self.pods)["items"]:
             name, labels = pod["metadata"]["name"], pod["metadata"].get("labels", {})
             for container in pod.get("status", {}).get("containerStatuses", []):
                 if ended := container.get("state", {}).get("terminated"):
-                    self.ends[name] = (ended.get("finishedAt", ""), ended["exitCode"])
+                    ends.append((ended.get("finishedAt", ""), ended["exitCode"]))
             if name in self.readers or pod.get("status", {}).get("phase") == "Pending":
                 continue
             place = [
@@ -216,6 +215,7 @@ class Launch:
             ]
             self.readers[name] = threading.Thread(target=self._print, args=(name, ".".join(place)), daemon=True)
             self.readers[name].start()
+        self.ends = ends or self.ends  # pods of earlier attempts are gone
 
     def _print(self, pod: str, place: str) -> None:
         process = reading([*self.kubectl, "logs", "--follow", pod])
@@ -243,6 +243,17 @@ class Launch:
         if not self.mine:
             return "nothing is left behind"
         return f"JobSet {self.job.name} may still be there; this deletes it:\n{self.deletion()}"
+
+
+def decisive(ends: Iterable[tuple[str, int]]) -> int:
+    """The exit status of an attempt whose pods ended so: 2 of any, else the first failure, from which others follow.
+
+    Within a second, all that times are told in, a signal's comes before what its peers made of it.
+    """
+    failures = sorted((when, -status) for when, status in ends if status)
+    if any(status == -2 for _, status in failures):
+        return 2
+    return -failures[0][1] if failures else 1
 
 
 def _readable(manifest: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from launch.gke import decisive
 from launch.job import Job
 from launch.jobset import PARTS, Pool, code_maps, jobset
 from launch.tpus import parse
@@ -112,6 +113,21 @@ def test_exit_status_decides(start: Start, status: int, starts: int) -> None:
     assert bench.launch("--attempts=3") == status, bench.stderr
     assert [begin for who, begin, _ in bench.starts if who == "0.1"] == [0, 2, 4][:starts]
     assert nothing_left(cluster)
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        ([], 1),
+        ([("12:00:01Z", 0)], 1),
+        ([("12:00:02Z", 1), ("12:00:01Z", 137)], 137),
+        ([("12:00:01Z", 1), ("12:00:01Z", 137)], 137),
+        ([("12:00:01Z", 1), ("12:00:02Z", 143)], 1),
+        ([("12:00:01Z", 137), ("12:00:02Z", 2)], 2),
+    ],
+)
+def test_what_failed_first_decides(ends: list[tuple[str, int]], status: int) -> None:
+    assert decisive(ends) == status == decisive(ends[::-1])
 
 
 @needs_kubectl
