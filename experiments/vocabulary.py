@@ -5,9 +5,8 @@
     python -m transformer study --config=experiments/vocabulary_parameters.py --workdir=runs/vocabulary_parameters
 
 The first reads equal bytes of text with every vocabulary, the second computes equally much, the third has equally many
-weights. All are measured in bits per byte, so that vocabularies compare. The report has the curves, by which the
-ranking can be followed through training; what is in the two tables is `parameters` less `block_parameters` of
-study.json, but for the positions.
+weights. All are measured in bits per byte, so that vocabularies compare. The report has the ranking through the
+training, and the share of each arm's weights that is in the two tables.
 
 Expected: not known yet; a verdict on each against 2,048 BPE entries.
 Costs: 13 arms, 3 seeds, no tuning: all have the learning rate that is best for 2,048 entries. `cost` says how many

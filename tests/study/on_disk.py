@@ -27,7 +27,7 @@ def arm(name: str, **changed: Any) -> dict[str, Any]:
     """A row of results.json."""
     quantities = QUANTITIES | changed.pop("quantities", {})
     row = {"name": name, "changes": {}, "solved": {}, "quantities": quantities, "mean": 3.0123456, "sd": 0.0342}
-    return {**row, "learning_rate": {"chosen": 0.003}, **changed}
+    return {**row, "tables": 0.37, "learning_rate": {"chosen": 0.003}, **changed}
 
 
 def metric(name: str, seed: int) -> float:

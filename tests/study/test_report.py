@@ -168,7 +168,7 @@ def test_the_tables_say_what_the_json_says(study: Path) -> None:
         known = {name: value for name, value in one.get("comparison", {}).items() if name != "sd"}
         if known:
             known["difference_sd"] = one["comparison"]["sd"]
-        known |= {"arm": one["name"], "mean": one["mean"], "sd": one["sd"], **one["quantities"]}
+        known |= {"arm": one["name"], "mean": one["mean"], "sd": one["sd"], **one["quantities"], "tables": 0.37}
         assert all(same(row[name], value) for name, value in known.items())
 
 
@@ -246,6 +246,7 @@ def test_what_a_run_costs_is_the_middle_of_those_that_finished(tmp_path: Path) -
     assert base["seconds"] == 120 and base["runs_per_hour"] == 30 and other["seconds"] == 60
     assert base["training_seconds"] == 78 and other["training_seconds"] == statistics.median([39, 78])
     assert base["memory"] == 200 and base["tokens_per_second"] == 4000
+    assert base["tables"] == 0.37
     assert other["more"]["flops"] == pytest.approx(0.1) and other["more"]["parameters"] == pytest.approx(-0.1)
 
 

@@ -16,7 +16,7 @@ from transformer.errors import UserError
 from transformer.model.config import Model
 from transformer.model.layers import declared_leaves
 from transformer.settings import leaves
-from transformer.study.study import AGAIN, BASELINE, Study, check, load, resolve
+from transformer.study.study import AGAIN, BASELINE, Study, check, load, resolve, to_json
 from transformer.training.config import Train
 from transformer.training.state import declarations, init_params
 
@@ -55,6 +55,14 @@ def test_an_arm_differs_from_the_baseline_in_what_it_declares_and_what_was_solve
         differ = {name: new[name] for name in new if new[name] != old.get(name)}
         assert differ == arm.changes | arm.solved and "model.width" in arm.solved
         assert abs(arm.quantities["parameters"] / base.quantities["parameters"] - 1) <= 0.01
+
+
+def test_the_share_of_the_tables() -> None:
+    s = study(arms={"tied": {"model.tie_embeddings": True}}, accept=("parameters", "flops"))
+    arms = resolve(s, row)
+    for arm, tables in zip(arms, (2, 1), strict=True):
+        size = tables * arm.experiment.vocab_size * arm.experiment.model.width
+        assert to_json(s, arms)["arms"][arms.index(arm)]["tables"] == size / arm.quantities["parameters"]
 
 
 def test_a_seed_is_that_of_weights_and_of_text_and_changes_nothing_else() -> None:

@@ -62,6 +62,12 @@ def count_parameters(experiment: Experiment) -> dict[str, int]:
     return {**parts, "blocks": blocks, "total": total, "active": total - m.depth * m.mlp.idle(m.width, m.bias)}
 
 
+def table_share(experiment: Experiment) -> float:
+    """The share of all weights that embedding and unembedding have together."""
+    parts = count_parameters(experiment)
+    return (parts["embedding"] + parts["unembedding"]) / parts["total"]
+
+
 def block_matrices(m: Model) -> int:
     """Weights of one block's products, without biases and norms: 12 D^2 for the tutorial's block."""
     return kind(m).matrices(m) + m.mlp.matrices(m.width)

@@ -124,6 +124,7 @@ def costs(results: Mapping[str, Any], found: Iterable[Run]) -> list[dict[str, An
             {
                 "name": arm["name"],
                 **arm["quantities"],
+                "tables": arm.get("tables"),
                 "more": {name: arm["quantities"][name] / base[name] - 1 for name in QUANTITIES},
                 "training_seconds": statistics.median(s["seconds"] for s in speeds) if speeds else None,
                 "seconds": wall,
@@ -184,7 +185,7 @@ def _verdict(arm: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("seeds", "left_out"):
             compared[name] = " ".join(map(str, compared[name]))
     own = {"arm": arm["name"], "mean": arm["mean"], "sd": arm["sd"], "learning_rate": arm["learning_rate"]["chosen"]}
-    return own | compared | dict(arm["quantities"])
+    return own | compared | dict(arm["quantities"]) | {"tables": arm.get("tables")}
 
 
 def _json(path: Path) -> Any:

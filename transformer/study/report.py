@@ -24,7 +24,8 @@ from transformer.study.directory import Run, costs, read_study, write_tables
 from transformer.study.equal import HELD, TOLERANCE
 from transformer.study.fits import of_study
 from transformer.study.power import POWER, SEEDS_CAP
-from transformer.study.study import AGAIN, UNITS
+from transformer.study.ranking import in_words, ranking
+from transformer.study.study import AGAIN
 from transformer.study.words import digits, half, probability, si
 
 REPORT = "report.html"
@@ -35,7 +36,7 @@ HASHES = {"content_hash": "text", "tokenizer_hash": "tokenizer"}
 def write_report(directory: Path) -> Path:
     """Write the page, the figures and the tables; returns the page's path. UserError where no run has finished."""
     results, runs = read_study(directory)
-    answers, law = answered(results, runs), of_study(results)
+    answers, law, ranks = answered(results, runs), of_study(results), ranking(results, runs)
     pictures: dict[str, Figure | None] = {
         "differences": figures.differences(results) if len(results["arms"]) > 1 else None,
         "curves_tokens": figures.curves(results, runs, "tokens"),
@@ -54,7 +55,7 @@ def write_report(directory: Path) -> Path:
             write_whole(folder / f"{name}.svg", svg)
             write_whole(folder / f"{name}.pdf", drawn(figure, "pdf"))
             inlined[name] = inline(svg, f"{name}-")
-    unit = UNITS[results["metric"]]
+    label = figures.LABELS[results["metric"]]
     tables = write_tables(directory, results, runs)
     compared = [arm for arm in results["arms"] if "comparison" in arm]
     again = next((arm for arm in compared if arm["name"] == AGAIN), None)
@@ -64,7 +65,7 @@ def write_report(directory: Path) -> Path:
         "study.html",
         name=directory.resolve().name,
         results=results,
-        unit=unit,
+        label=label,
         done=done,
         wanted=len(runs),
         counts={v: sum(arm["comparison"]["verdict"] == v for arm in compared) for v in figures.VERDICTS},
@@ -86,8 +87,10 @@ def write_report(directory: Path) -> Path:
         differ=[name for name, values in found.items() if len(values) > 1],
         tables=tables,
         answers=answers,
+        ranks=ranks,
+        ranks_in_words=in_words(ranks) if ranks else "",
         law=law,
-        law_in_words=law["fit"].in_words(unit, law["name"]).splitlines() if law and "fit" in law else [],
+        law_in_words=law["fit"].in_words(label, law["name"]).splitlines() if law and "fit" in law else [],
         si=si,
     )
 

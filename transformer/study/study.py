@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from transformer import config
+from transformer.analysis.cost import table_share
 from transformer.config import Experiment
 from transformer.data.tasks.task import Task
 from transformer.errors import UserError, did_you_mean
@@ -206,6 +207,7 @@ def to_json(study: Study, arms: Sequence[Arm]) -> dict[str, Any]:
                 "grid": {field: leaves(arm.experiment).get(field) for field in study.grid},
                 "solved": arm.solved,
                 "quantities": arm.quantities,
+                "tables": table_share(arm.experiment),
             }
             for arm in arms
         ],
