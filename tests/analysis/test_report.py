@@ -125,6 +125,7 @@ def test_no_records_no_page(run: Path) -> None:
 
 
 def test_the_curve_alone_is_an_svg_without_a_date() -> None:
-    text = curve([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}], None)
+    text = curve([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}], "answer")
     assert text.startswith("<svg") and text.rstrip().endswith("</svg>")
     assert "dc:date" not in text and "validation" not in text
+    assert "nats per answer" in text

@@ -12,6 +12,7 @@ from transformer.analysis import ablation_figure as ablations
 from transformer.analysis.ablation import ABLATION
 from transformer.analysis.cost import cost
 from transformer.analysis.measure import EVALUATION
+from transformer.config import is_text
 from transformer.errors import UserError
 from transformer.files import PROVENANCE
 from transformer.generation.sample import SAMPLES
@@ -36,7 +37,7 @@ def write_report(directory: Path) -> Path:
         "run.html",
         name=directory.resolve().name,
         hash=experiment.name,
-        curve=curve(records, evaluation),
+        curve=curve(records, "token" if is_text(experiment) else "answer"),
         last=trained[-1],
         steps=experiment.train.steps,
         evaluation=evaluation,
@@ -57,8 +58,8 @@ def write_report(directory: Path) -> Path:
     )
 
 
-def curve(records: list[dict[str, Any]], evaluation: dict[str, Any] | None) -> str:
-    """Loss of training and validation over steps, as SVG text. Colours are the page's, for light and dark."""
+def curve(records: list[dict[str, Any]], of: str) -> str:
+    """Loss (per ``of``) of training and validation over steps, as SVG text, in the page's colours."""
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots()
     trained = [(r["step"], r["loss"]) for r in records if r.get("loss") is not None]
@@ -73,7 +74,7 @@ def curve(records: list[dict[str, Any]], evaluation: dict[str, Any] | None) -> s
     if measured:
         axes.plot(*zip(*measured, strict=True), color="#c1440e", marker="o", markersize=4, label="validation")
     axes.set_xlabel("step")
-    axes.set_ylabel("loss, nats per token")
+    axes.set_ylabel(f"loss, nats per {of}")
     axes.legend(frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
