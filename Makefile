@@ -11,7 +11,7 @@ ready-dev := $(VENV)/.ready-dev
 unfinished := $(VENV)/.unfinished
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format smoke exhaustive fuzz golden device-check clean
+.PHONY: help demo test lint format smoke exhaustive fuzz golden docs device-check clean
 .DELETE_ON_ERROR:
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo 'make exhaustive  the long tests that make test leaves out'
 	@echo 'make fuzz        100,000 inputs that nobody thought of, for each part that reads what others wrote'
 	@echo 'make golden      the tiny models that imports are tested with, anew (needs torch and transformers: PEERS=PYTHON)'
+	@echo 'make docs        every command of docs/the_whole_model.md, and its measured numbers anew'
 	@echo 'make device-check  on an accelerator: kernels against the plain one, a training step, generation, memory, speed'
 	@echo 'make clean       remove $(VENV) and caches (never runs/)'
 	@echo
@@ -36,7 +37,7 @@ demo: $(ready)
 
 test: lint
 	@echo 'Tests ...'
-	@$(python) -m pytest -n $(WORKERS)
+	@$(python) -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(ready-dev)
 	@echo 'Lint ...'
@@ -62,6 +63,9 @@ fuzz: $(ready-dev)
 PEERS ?= $(python)
 golden:
 	@$(PEERS) tests/interop/make_golden.py
+
+docs: $(ready)
+	@$(python) -m tests.tutorial_page
 
 # JSON in device-check.json; needs the library alone, and JAX for the accelerator (the extras cuda and tpu).
 device-check: $(ready)

@@ -9,35 +9,22 @@ Expected: one block fails at the first hop, which two follow; docs/results/hops.
 Costs: 9 runs of 1,000 steps of 32 rows, some minutes on two CPU cores.
 """
 
-from transformer.config import Experiment
+import dataclasses
+
+from experiments import one_hop
 from transformer.data.prepare import Data
 from transformer.data.tasks.hops import Hops
-from transformer.data.tokenizer import Symbols
-from transformer.model.config import Model
-from transformer.model.positions import Rotary
 from transformer.study.study import Study
-from transformer.training.config import Train
-from transformer.training.optimizer import Muon
 
 
 def get_study() -> Study:
+    one = one_hop.get_config()
     return Study(
         question="Does one block suffice to follow a hop, and how many hops do two and three follow?",
-        baseline=Experiment(
-            model=Model(depth=2, width=32, heads=2, context=31, positions=Rotary()),
-            tokenizer=Symbols(),
+        baseline=dataclasses.replace(
+            one,
             data=Data(source=Hops(hops=4, characters=4, text=30, validation=1024)),
-            train=Train(
-                steps=1000,
-                batch=32,
-                learning_rate=1e-2,
-                warmup=30,
-                weight_decay=0.01,
-                optimizer=Muon(),
-                eval_every=200,
-                eval_windows=256,
-                checkpoint_every=500,
-            ),
+            train=dataclasses.replace(one.train, steps=1000),
         ),
         grid={"model.depth": (1, 3)},
         seeds=(0, 1, 2),

