@@ -21,7 +21,7 @@ from transformer.training.optimizer import Muon
 def get_config() -> Experiment:
     return Experiment(
         model=Model(depth=2, width=64, heads=4, context=64),
-        tokenizer=Bpe(vocab_size=320),
+        tokenizer=Bpe(vocab_size=330),
         data=Data(source="sentences"),
         train=Train(
             steps=300,
