@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launch import tpus
-from launch.arguments import positive, value_of, whole
+from launch.arguments import positive, whole
 from launch.attempts import Limits
 from launch.compute import InstanceGroups
 from launch.errors import UserError
 from launch.fits import refuse_unless_it_fits
-from launch.job import Job
+from launch.job import Job, refuse_what_would_be_lost
 from launch.machines import Machines, Request, owner
 from launch.queued import QueuedResource
 from launch.session import Session, Terms, script
@@ -45,6 +45,8 @@ OPTIONS: Mapping[str, tuple[str | None, str]] = {
 
 
 def render(job: Job, options: Mapping[str, str]) -> str:
+    if options["keep"] != "true":
+        refuse_what_would_be_lost(job, ", or --keep")
     session = _session(job, options)
     bundle, crew = session.bundle, session.crew
     arguments = shlex.join(job.arguments)
@@ -75,7 +77,7 @@ tar -cf - -C new . | {shlex.join(worker)}
 
 def submit(job: Job, options: Mapping[str, str]) -> int:
     if options["keep"] != "true":
-        _refuse_what_would_be_lost(job)
+        refuse_what_would_be_lost(job, ", or --keep")
     key = Path(options["ssh_key"]).expanduser()
     if not key.exists():
         key.parent.mkdir(parents=True, exist_ok=True)
@@ -169,13 +171,3 @@ def _session(job: Job, options: Mapping[str, str]) -> Session:
 
 def _key_command(key: Path) -> list[str]:
     return ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
-
-
-def _refuse_what_would_be_lost(job: Job) -> None:
-    """A run's directory on the machines' own disks is deleted with them."""
-    workdir = value_of("workdir", job.arguments)
-    if workdir and "://" not in workdir and not workdir.startswith("/"):
-        raise UserError(
-            f"--workdir: {workdir!r} would be on the machines and deleted with them; "
-            "give a gs:// path, an absolute one on a mounted disk, or --keep"
-        )

@@ -19,7 +19,7 @@ def refuse_unless_it_fits(
     if force:
         return
     if importlib.util.find_spec("libtpu") is None:
-        say("the plan was not checked: libtpu is not installed here (pip install -e '.[tpu]')")
+        say("the plan was not checked: libtpu is not installed here (pip install -e '.[plan]')")
         return
     config = [argument for argument in arguments if argument.startswith("--config")]
     command = [sys.executable, "-m", "transformer", "plan", *config, f"--topology={topology}", "--json"]

@@ -14,7 +14,7 @@ from launch.arguments import positive, whole
 from launch.errors import UserError
 from launch.fits import refuse_unless_it_fits
 from launch.interrupts import Stopped, interruptible
-from launch.job import Job
+from launch.job import Job, refuse_what_would_be_lost
 from launch.jobset import Pool, code_maps, jobset
 from launch.machines import MARKS
 from launch.tools import ToolError, ask, pass_on, reading, run, say
@@ -41,6 +41,7 @@ POD = "jobset.sigs.k8s.io/jobset-name"
 
 
 def render(job: Job, options: Mapping[str, str]) -> str:
+    refuse_what_would_be_lost(job)
     launch = Launch(job, options)
     code = "\n".join(
         f"#   ConfigMap {each['metadata']['name']}, its {', '.join(each['binaryData'])}" for each in launch.maps
@@ -63,6 +64,7 @@ END
 
 
 def submit(job: Job, options: Mapping[str, str]) -> int:
+    refuse_what_would_be_lost(job)
     launch = Launch(job, options)
     if launch.pool.tpu:
         force = options["force"] == "true"

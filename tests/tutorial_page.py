@@ -48,11 +48,13 @@ def form(line: str) -> str:
 
 
 def find(mark: str, wanted: str, out: str) -> str | None:
-    """The line of the output that a quoted line stands for."""
-    for line in out.splitlines():
-        if (line.strip() == wanted.strip()) if mark == ">" else (form(line) == form(wanted)):
-            return line.rstrip()
-    return None
+    """The line of the output that a quoted line stands for: of several forms alike, that with most of its numbers."""
+    lines = [line.strip() for line in out.splitlines()]
+    if mark == ">":
+        return wanted if wanted in lines else None
+    numbers = set(NUMBER.findall(wanted))
+    alike = [line for line in lines if form(line) == form(wanted)]
+    return max(alike, key=lambda line: len(numbers & set(NUMBER.findall(line))), default=None)
 
 
 def main() -> None:

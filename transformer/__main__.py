@@ -4,8 +4,16 @@ import logging
 import sys
 import threading
 
-from transformer.allocator import keep_freed_memory
-from transformer.cli import main
+try:
+    from transformer.allocator import keep_freed_memory
+    from transformer.cli import main
+except ModuleNotFoundError as error:
+    print(
+        f"error: {error.name} is not installed for {sys.executable}; after `make demo` there is a Python that has all: "
+        f".venv/bin/python -m transformer ...",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 NAMES = (
     *("train", "study", "noise"),

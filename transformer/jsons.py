@@ -18,12 +18,17 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, finite. UserError where it holds anything else."""
+def read_json(path: Path) -> Any:
+    """What the JSON in a file says. UserError where it holds anything else."""
     try:
-        data = finite(json.loads(path.read_text(encoding="utf-8")))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is not JSON: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, finite. UserError where it holds anything else."""
+    data = finite(read_json(path))
     if not isinstance(data, dict):
         raise UserError(f"{path}: is not a JSON object")
     return data

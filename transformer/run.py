@@ -1,11 +1,12 @@
 """A run on disk: one directory, everything in it readable. See docs/architecture.md for the files."""
 
+import contextlib
 import dataclasses
 import math
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +17,7 @@ import jax
 from transformer.checkout import git
 from transformer.config import Experiment
 from transformer.data import tokenizer as tokenizers
+from transformer.data.tasks.task import Task
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import UserError
 from transformer.files import CHECKPOINTS, CONFIG, read_provenance, stored_config
@@ -35,6 +37,14 @@ class Run:
     directory: Path
     experiment: Experiment
     tokenizer: Tokenizer
+
+    def of_text(self) -> "Run":
+        """Itself. UserError where it was trained on a synthetic task."""
+        if isinstance(self.experiment.data.source, Task):
+            raise UserError(
+                f"--run: {self.directory} was trained on a synthetic task: it answers, and continues nothing"
+            )
+        return self
 
     def on_one_device(self) -> "Run":
         """The same run with a mesh of ones, for sampling and measuring where it was not trained."""
@@ -93,11 +103,26 @@ def is_ours(directory: Path, experiment: Experiment) -> bool:
     return True
 
 
-def claim(directory: Path, experiment: Experiment) -> None:
-    """Make a free ``directory`` this experiment's. UserError where it cannot be written to."""
-    try:
+def make(directory: Path) -> None:
+    """Make a run's directory where there is none. UserError where that cannot be done."""
+    with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
+
+
+def claim(directory: Path, experiment: Experiment) -> None:
+    """Make a free ``directory`` this experiment's, in `files.alone`. UserError where it cannot be written to, or was
+    taken since it was found free."""
+    if (directory / CONFIG).is_file():
+        raise UserError(f"--workdir: another process has begun a run in {directory}; choose another directory")
+    with writing(directory):
         write_json(directory / CONFIG, to_dict(experiment))
+
+
+@contextlib.contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """UserError for what the system refuses."""
+    try:
+        yield
     except OSError as error:
         raise UserError(f"--workdir: cannot write to {directory}: {error.strerror}") from error
 

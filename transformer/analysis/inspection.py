@@ -17,6 +17,7 @@ from transformer.analysis.watch import end, look
 from transformer.config import Experiment
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import UserError
+from transformer.generation.sample import encode_prompts
 from transformer.model.config import Model
 from transformer.model.positions import Alibi, Relative, Rotary, scaled_speeds
 from transformer.model.scores import alibi_slopes, bucket
@@ -83,7 +84,8 @@ class Inspection:
 def inspect(run: Run, params: Any, step: int, prompt: str) -> Inspection:
     """Read ``prompt`` behind the start token and keep all there is to see. UserError where it exceeds the context."""
     experiment, tokenizer = run.experiment, run.tokenizer
-    ids_T = np.array([tokenizer.end_id, *tokenizer.encode(prompt)], np.int32)
+    (ids,) = encode_prompts(run, [prompt])
+    ids_T = np.array(ids, np.int32)
     if len(ids_T) > experiment.model.context:
         raise UserError(
             f"--prompt: {len(ids_T)} tokens (with the start) exceed the context of {experiment.model.context} of "
@@ -142,10 +144,14 @@ def _length(x_TD: np.ndarray) -> np.ndarray:
 
 
 def tokens_of(tokenizer: Tokenizer, ids_T: np.ndarray, prompt: str) -> list[Token]:
-    """The start token and the prompt's own, with the bytes that each stands for."""
-    whole = prompt.encode()
-    # At which byte each character begins, and where the last ends.
-    starts = np.cumsum([0, *(len(letter.encode()) for letter in prompt)])
+    """The start token and the prompt's own, with the bytes that each stands for.
+
+    These are the prompt's bytes but for what an imported tokenizer adds or leaves out.
+    """
+    whole = b"".join(tokenizer.token_bytes(i) for i in ids_T.tolist())
+    # At which byte each character begins, and where the last ends; a byte that is no character counts as one.
+    letters = whole.decode(errors="surrogateescape")
+    starts = np.cumsum([0, *(len(letter.encode(errors="surrogateescape")) for letter in letters)])
     found, place = [], 0
     for i in ids_T.tolist():
         content = tokenizer.token_bytes(i)
@@ -153,11 +159,10 @@ def tokens_of(tokenizer: Tokenizer, ids_T: np.ndarray, prompt: str) -> list[Toke
         text = of = None
         if content:
             first, last = np.searchsorted(starts, place, "right") - 1, np.searchsorted(starts, after, "left")
-            around = whole[starts[first] : starts[last]].decode()
+            around = whole[starts[first] : starts[last]].decode(errors="replace")
             text, of = (around, None) if around.encode() == content else (None, around)
         found.append(Token(i, text, content, place, after, of))
         place = after
-    assert place == len(whole), "tokenizers are lossless"
     return found
 
 

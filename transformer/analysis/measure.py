@@ -14,6 +14,7 @@ from transformer.data.prepare import Log, prepare
 from transformer.data.readers import find, read
 from transformer.data.tasks.task import Task
 from transformer.errors import UserError
+from transformer.files import read_provenance
 from transformer.run import Run
 from transformer.settings import tag_of
 
@@ -21,7 +22,9 @@ EVALUATION = "evaluation.json"
 
 
 def validation(run: Run, cache: Path, log: Log) -> Documents:
-    """The documents that the run's training held out. UserError where the text has changed since."""
+    """The documents that the run's training held out. UserError where the text has changed since, or there was none."""
+    if "imported" in read_provenance(run.directory):
+        raise UserError(f"--text: {run.directory} is imported, and no text was held out of its training; give one")
     prepared = prepare(run.experiment.data, run.experiment.tokenizer, cache, log)
     runs.check_text(run.directory, prepared.content_hash, prepared.tokenizer.fingerprint)
     return Documents(prepared.validation, run.tokenizer.start_id)

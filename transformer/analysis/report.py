@@ -1,6 +1,5 @@
 """A run's report: one self-contained page that opens from disk: curve, measurement, samples and the bill."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from transformer.config import is_text
 from transformer.errors import UserError
 from transformer.files import PROVENANCE
 from transformer.generation.sample import SAMPLES
+from transformer.jsons import read_json
 from transformer.pages import drawn, inline, write_page
 from transformer.settings import leaves
 from transformer.training.metrics import read
@@ -105,7 +105,7 @@ def answers(evaluation: dict[str, Any]) -> str:
 
 
 def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return read_json(path) if path.is_file() else None
 
 
 def middle(timing: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -33,7 +33,7 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     from transformer.parallel.mesh import Mesh, make_mesh
     from transformer.run import open_run
 
-    opened = open_run(directory).on_one_device()
+    opened = open_run(directory).of_text().on_one_device()
     count = opened.experiment.train.eval_windows if f.windows is None else f.windows
     with jax.set_mesh(make_mesh(Mesh())):
         params, step = opened.params(f.checkpoint)

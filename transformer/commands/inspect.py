@@ -40,7 +40,7 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     found = []
     with jax.set_mesh(make_mesh(Mesh())):
         for directory in directories:
-            opened = open_run(directory).on_one_device()
+            opened = open_run(directory).of_text().on_one_device()
             params, step = opened.params(f.checkpoint)
             found.append(inspect(opened, params, step, f.prompt))
     length = len(found[0].tokens)

@@ -89,11 +89,16 @@ class Model:
         return dataclasses.replace(self, attention=own_attention, positions=positions)
 
 
+MOST_BLOCKS = 10_000  # what is counted block by block is to end
+
+
 def check(model: Model) -> None:
     """UserError for sizes that cannot be built."""
     for name in ("depth", "width", "heads", "context", "loops"):
         if getattr(model, name) < 1:
             raise UserError(f"config.model.{name}: {getattr(model, name)} is too small, set 1 or more")
+    if model.depth > MOST_BLOCKS:
+        raise UserError(f"config.model.depth: {model.depth} is too large, set up to {MOST_BLOCKS:,}")
     if model.head_width is None and model.width % model.heads:
         raise UserError(
             f"config.model.heads: width {model.width} does not divide into {model.heads} heads; "

@@ -9,7 +9,6 @@ answers.csv    of a synthetic task, a line for each arm, seed and difficulty or 
 import csv
 import dataclasses
 import io
-import json
 import statistics
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -22,7 +21,7 @@ from transformer.analysis.report import middle
 from transformer.errors import UserError
 from transformer.files import PROVENANCE
 from transformer.generation.sample import SAMPLES
-from transformer.jsons import write_whole
+from transformer.jsons import read_json, write_whole
 from transformer.study.equal import QUANTITIES
 from transformer.study.study import RESULT, RESULTS, STUDY, folder
 from transformer.training.metrics import METRICS, read
@@ -190,7 +189,4 @@ def _verdict(arm: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json(path: Path) -> Any:
     """What a file holds; nothing where there is none."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{path}: is not JSON: {error}") from error
+    return read_json(path) if path.is_file() else {}

@@ -35,7 +35,7 @@ from transformer.data.prepare import Prepared, prepare
 from transformer.data.tasks.task import Task
 from transformer.errors import UserError
 from transformer.files import CONFIG, alone
-from transformer.jsons import write_json
+from transformer.jsons import read_object, write_json
 from transformer.parallel import hosts
 from transformer.parallel.mesh import Mesh, make_mesh, sizes
 from transformer.study.price import Price, affordable, price
@@ -75,8 +75,11 @@ class Runner:
         ended with an error.
         """
         planned = resolve(self.study, self.bytes_per_row)
-        arms = self.claim(planned)
+        hosts.agree(self.on_disk)  # before anything is made
+        if hosts.is_first():
+            runs.make(self.workdir)
         with alone(self.workdir) if hosts.is_first() else contextlib.nullcontext():
+            arms = self.claim(planned)
             rates = {arm.name: self.tune(arm) for arm in arms} if self.study.learning_rates else {}
             wanted = [(seed, arm) for seed in self.study.seeds for arm in arms]
             found: dict[str, dict[int, dict[str, Any]]] = {arm.name: {} for arm in arms}
@@ -133,12 +136,8 @@ class Runner:
             self.say(f"about {sum(hours[arm.name] for arm in arms):.2f} hours of {self.study.budget_hours:g}")
             if new["dropped"]:
                 self.say(f"dropped, as they do not fit: {', '.join(new['dropped'])}")
-        try:
-            if hosts.is_first():
-                self.workdir.mkdir(parents=True, exist_ok=True)
-                write_json(self.workdir / STUDY, new)
-        except OSError as error:
-            raise UserError(f"--workdir: cannot write to {self.workdir}: {error.strerror}") from error
+        with runs.writing(self.workdir):
+            write_json(self.workdir / STUDY, new)
         return arms
 
     def on_disk(self) -> tuple[bool, dict[str, Any]]:
@@ -146,7 +145,7 @@ class Runner:
         known = (self.workdir / STUDY).is_file()
         if not known and self.workdir.is_dir() and any(self.workdir.iterdir()):
             raise UserError(f"--workdir: {self.workdir} is not empty and holds no study; choose another directory")
-        return known, _json(self.workdir / STUDY) if known else {}
+        return known, read_object(self.workdir / STUDY) if known else {}
 
     def price(self, arms: Sequence[Arm]) -> Price:
         """Hours here, by arm."""
@@ -220,7 +219,7 @@ class Runner:
     def known(self, experiment: Experiment, directory: Path) -> dict[str, Any] | None:
         """The result of a run that is finished; None where there is none yet."""
         found = directory / RESULT
-        result: dict[str, Any] | None = hosts.agree(lambda: _json(found) if found.is_file() else None)
+        result: dict[str, Any] | None = hosts.agree(lambda: read_object(found) if found.is_file() else None)
         if result is None:
             return None
         if any(result.get(key) != value for key, value in self.origin(experiment).items()):
@@ -330,7 +329,3 @@ def text(results: dict[str, Any]) -> str:
         mean = "no number" if row["mean"] is None else f"{shown(row['mean'])} {UNITS[results['metric']]}"
         lines.append(f"{row['name']:<{width}}  {mean}  {row.get('in_words', 'what the others are compared with')}")
     return "\n".join(lines)
-
-
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))

@@ -118,7 +118,36 @@ def repeat(path: str, changes: Mapping[str, str], **fields: Any) -> Study:
     return _changed(study, changes, fields)
 
 
+def check_fields(study: Study) -> None:
+    """UserError for the first field of a file's study that is of another type than it must be."""
+    of = {
+        "question": (isinstance(study.question, str), "a text"),
+        "baseline": (isinstance(study.baseline, Experiment), "a transformer.config.Experiment"),
+        "arms": (_maps(study.arms, Mapping), "names with what each changes: {'deep': {'model.depth': 8}}"),
+        "grid": (_maps(study.grid, (tuple, list)), "settings with their values: {'model.depth': (1, 8)}"),
+        "seeds": (_all(study.seeds, int), "whole numbers: (0, 1, 2)"),
+        "accept": (_all(study.accept, str), "names of quantities: ('parameters',)"),
+        "learning_rates": (_all(study.learning_rates, int, float), "numbers: (1e-3, 3e-3)"),
+        "tuning_seed": (type(study.tuning_seed) is int, "a whole number"),
+        "again": (type(study.again) is bool, "True or False"),
+        "lanes": (study.lanes is None or type(study.lanes) is int, "a whole number, or None"),
+        "budget_hours": (study.budget_hours is None or type(study.budget_hours) in (int, float), "a number, or None"),
+    }
+    for name, (good, wanted) in of.items():
+        if not good:
+            raise UserError(f"study.{name}: {getattr(study, name)!r} is not {wanted}")
+
+
+def _all(found: Any, *types: type) -> bool:
+    return isinstance(found, tuple | list) and all(type(x) in types for x in found)
+
+
+def _maps(found: Any, types: Any) -> bool:
+    return isinstance(found, Mapping) and all(isinstance(k, str) and isinstance(v, types) for k, v in found.items())
+
+
 def _changed(study: Study, changes: Mapping[str, str], fields: Mapping[str, Any]) -> Study:
+    check_fields(study)
     check_types(study.baseline)
     study = dataclasses.replace(study, baseline=config.changed(study.baseline, changes), **fields)
     config.check(study.baseline, given=changes)

@@ -66,8 +66,10 @@ def training(experiment: Experiment, workdir: Path, cache: Path, argv: list[str]
         fresh = None if known else first_state(experiment, prepared.tokenizer)
         if hosts.is_first():
             if not known:
-                runs.claim(workdir, experiment)  # only now: nothing that was wrong with the input leaves files behind
+                runs.make(workdir)  # only now: nothing that was wrong with the input leaves files behind
             stack.enter_context(alone(workdir))
+            if not known:
+                runs.claim(workdir, experiment)
             prepared.tokenizer.save(workdir)  # again where the run is known: a kill may have come before it was written
         hosts.barrier("claimed")
         checkpoints = Checkpoints(workdir / CHECKPOINTS, experiment.train.keep)
