@@ -42,6 +42,8 @@ setup(
         "cuda": ["jax[cuda13]"],
         # GGUF files.
         "gguf": ["gguf>=0.17,<1"],
+        # `evaluate --tasks`: lm-evaluation-harness.
+        "harness": ["lm-eval>=0.4.13,<0.5"],
         # gs:// paths.
         "gcs": ["gcsfs>=2025.3"],
         # What `bench` compares with: GPT-2 on torch.

@@ -199,7 +199,10 @@ OTHER: dict[str, Any] = {
 
 
 # What else a tag, or a setting, needs to be possible.
-NEEDS = {"pattern": {"model.depth": 2}}
+NEEDS = {
+    "model.attention.span=pattern": {"model.depth": 2},
+    "model.attention.span.local=global": {"model.attention.span.rotate_global": False},
+}
 DEEPER = {"model.attention.value_residual": {"model.depth": 2}}
 
 
@@ -237,8 +240,8 @@ def alternatives(e: Experiment) -> dict[str, tuple[Experiment, dict[str, Any]]]:
                 if cls is not type(getattr(record, field)):
                     if HOST.fullmatch(f"{name}.kind"):
                         continue
-                    found[f"{name}={tag}"] = (base, {name: tag} | NEEDS.get(tag, {}))
-                    here = override(base, {name: tag} | NEEDS.get(tag, {}))
+                    found[f"{name}={tag}"] = (base, {name: tag} | NEEDS.get(f"{name}={tag}", {}))
+                    here = override(base, {name: tag} | NEEDS.get(f"{name}={tag}", {}))
                 inner: Any = here
                 for part in name.split("."):
                     inner = getattr(inner, part)

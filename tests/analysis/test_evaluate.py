@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from tests import small
 from transformer.analysis.compressors import compressed
 from transformer.analysis.evaluate import Score, Window, _rows, evaluate, spread, total, windows
+from transformer.analysis.validation import validator
 from transformer.config import Experiment
 from transformer.data.documents import Documents, Encoded, encode, token_sizes
 from transformer.data.prepare import Data, prepare
-from transformer.data.tokenizer import Bpe, Bytes, ByteTokenizer, Unigram
+from transformer.data.tokenizer import Bpe, Bytes, ByteTokenizer, Imported, Unigram
 from transformer.errors import UserError
 from transformer.model.masks import causal
 from transformer.model.transformer import Transformer
@@ -181,6 +182,26 @@ def test_validation_documents_are_the_source_bytes(tmp_path: Path, tokenizer: An
         again = encode(prepared.tokenizer, text, 64)
         assert again.tolist() == ids.tolist(), "a user's text is cut and encoded as the run's was"
     assert len({ids.tobytes() for ids in found}) == 5
+
+
+@pytest.mark.parametrize("count", [None, 3])
+def test_a_run_is_validated_per_byte_of_the_source(tmp_path: Path, count: int | None) -> None:
+    """Tokens that stand for two bytes each, of a source that has three for each: a blank is lost."""
+    random = np.random.default_rng(0)
+    for i in range(9):
+        (tmp_path / "text").mkdir(exist_ok=True)
+        (tmp_path / "text" / f"{i}.txt").write_text("".join(f"{d}  " for d in random.integers(0, 10, 9 + i)))
+    given = Data(source=str(tmp_path / "text"), validation=0.4)
+    tokenizer = Imported(path=str(tmp_path), format="ids", vocab_size=V, start_id=V - 1, end_ids=(V - 1,))
+    experiment = dataclasses.replace(small.experiment(vocab=V, context=CONTEXT), data=given, tokenizer=tokenizer)
+    prepared = prepare(given, tokenizer, tmp_path / "cache")
+    params = jax.tree.map(jnp.asarray, small.weights(experiment))
+    report = validator(experiment, prepared)(params, count=count)
+    assert report["bytes"] == 3 * report["tokens"] > 0
+    assert report["bits_per_byte"] == pytest.approx(report["loss"] / math.log(2) / 3)
+    documents = Documents(prepared.validation, V - 1)
+    assert documents.sources == [3 * n for n in documents.lengths] and documents.bytes == sum(documents.sources)
+    assert (report["tokens"] == sum(documents.lengths)) is (count is None)
 
 
 def test_the_held_out_end_of_a_single_document_is_its_last_bytes(tmp_path: Path) -> None:

@@ -102,6 +102,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-untied": ("Gemma3Text", GEMMA3 | {"tie_word_embeddings": False, "attention_bias": True}),
     "olmo2": ("Olmo2", SIZES | rope()),
     "phi3": ("Phi3", SIZES | rope(partial_rotary_factor=0.5) | {"sliding_window": 9}),
+    "smollm3": ("SmolLM3", SIZES | rope() | {"num_hidden_layers": 5}),
+    "smollm3-untied-biases": (
+        "SmolLM3",
+        SIZES
+        | rope("yarn", **YARN)
+        | {
+            "num_hidden_layers": 3,
+            "no_rope_layer_interval": 2,
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_dim": 6,
+        },
+    ),
     "phi3-tied": ("Phi3", SIZES | rope(partial_rotary_factor=1.0) | {"tie_word_embeddings": True}),
 }
 HALF = ("gpt2", "gpt_neox", "llama-yarn", "mistral", "qwen2-window", "gemma2", "gemma3-untied", "phi3")  # bfloat16

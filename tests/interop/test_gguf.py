@@ -1,5 +1,7 @@
 """GGUF files, written here by the gguf package from golden models, give those models again."""
 
+import math
+
 import gguf
 import numpy as np
 import pytest
@@ -9,8 +11,10 @@ from tests import small
 from tests.interop.make_golden import GOLDEN
 from transformer.errors import UserError
 from transformer.interop.gguf_file import AFTER, BLOCK, ENDS
+from transformer.interop.gguf_rope import scaling
 from transformer.interop.importing import look, read_params
 from transformer.interop.source import Safetensors
+from transformer.model.positions import Llama3, Rotary
 
 UNQUANTISED = {"F32": Kind.F32, "F16": Kind.F16, "BF16": Kind.BF16}
 QUANTISED = {"Q8_0": Kind.Q8_0, "Q4_0": Kind.Q4_0, "Q4_1": Kind.Q4_1, "Q5_0": Kind.Q5_0}
@@ -27,8 +31,8 @@ def interleaved(w: np.ndarray, heads: int) -> np.ndarray:
     return out
 
 
-def write(path, name, arch, kind, change=lambda fields: None):
-    """The golden model ``name`` as a GGUF file."""
+def write(path, name, arch, kind, change=lambda fields: None, divisors=None):
+    """The golden model ``name`` as a GGUF file; ``divisors`` of its rotary angles."""
     model, source = look(GOLDEN / name).experiment.model, Safetensors(GOLDEN / name)
     heads = {"q_proj": model.heads, "k_proj": model.attention.projection.kv_count(model.heads)}
     fields = {
@@ -66,6 +70,8 @@ def write(path, name, arch, kind, change=lambda fields: None):
         else:
             stem = stems[stem]
         writer.add_tensor(f"{stem}.{last}", gguf.quants.quantize(data, kind), raw_dtype=kind)
+    if divisors is not None:
+        writer.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -115,6 +121,56 @@ def test_quantised_blocks_are_what_they_stand_for(kind, tmp_path):
     found = source.read("lm_head.weight").reshape(4, 2, 32)
     spread = 2 * np.abs(values.reshape(4, 2, 32)).max(-1, keepdims=True)
     assert 0 < np.abs(found - values.reshape(found.shape)).max() <= (spread / steps).max() * 1.01
+
+
+def llama3_divisors(factor: float, head: int, base: float) -> list[float]:
+    """As the converter of Llama 3.1 to 3.3 makes them: an angle at a time, by the length of its wave."""
+    found = []
+    for i in range(0, head, 2):
+        wave = 2 * math.pi * base ** (i / head)
+        smooth = (8192 / wave - 1) / (4 - 1)
+        if wave < 8192 / 4:
+            found.append(1.0)
+        elif wave > 8192 / 1:
+            found.append(factor)
+        else:
+            found.append(1 / ((1 - smooth) / factor + smooth))
+    return found
+
+
+@pytest.mark.parametrize("factor, head, base", [(8.0, 128, 5e5), (32.0, 64, 5e5)])
+def test_divisors_of_angles_are_llama_3s_scaling_or_refused(factor, head, base):
+    divisors = llama3_divisors(factor, head, base)
+    assert len({round(d, 3) for d in divisors}) > 3, "some are between"
+    found = scaling("a.gguf", np.array(divisors, np.float32), head, base)
+    wanted = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    assert found == {"rope_type": "llama3", "original_max_position_embeddings": 8192, **wanted}
+    assert scaling("a.gguf", np.ones(head // 2), head, base) is None
+    between = next(i for i, d in enumerate(divisors) if 1 < d < factor)
+    for other in (
+        divisors[:-1],
+        [d * (1 + 1e-3 * (i == between)) for i, d in enumerate(divisors)],
+        [0.0] * (head // 2),
+    ):
+        with pytest.raises(UserError, match=r"a.gguf: rope_freqs.weight"):
+            scaling("a.gguf", np.array(other, np.float32), head, base)
+
+
+def test_a_llama_3_file_has_its_scaling(tmp_path):
+    def far(fields):
+        fields["rope.freq_base"] = 1e8
+
+    write(tmp_path / "a.gguf", "llama", "llama", Kind.F32, far, divisors=[1, 8])
+    found = look(tmp_path / "a.gguf")
+    assert found.experiment.model.positions == Rotary(base=1e8, scaling=Llama3(factor=8.0, original_context=8192))
+    assert small.farthest(read_params(found), read_params(look(GOLDEN / "llama"))) == 0
+    write(tmp_path / "b.gguf", "llama", "llama", Kind.F32, far, divisors=[2, 8])
+    with pytest.raises(UserError, match="is not the scaling of Llama 3"):
+        look(tmp_path / "b.gguf")
+
+    write(tmp_path / "c.gguf", "llama", "qwen2", Kind.F32, far, divisors=[1, 8])
+    with pytest.raises(UserError, match=r"rope_freqs.weight is known in float32, of llama"):
+        look(tmp_path / "c.gguf")
 
 
 def test_what_is_not_known_in_a_file_is_refused_by_name(tmp_path):

@@ -13,11 +13,12 @@ from tests import small
 from tests.interop.make_golden import GOLDEN, MODELS
 from transformer.interop import weights
 from transformer.interop.exporting import home
-from transformer.interop.families import FAMILIES
+from transformer.interop.families import FAMILIES, read
 from transformer.interop.importing import Found, look, read_params
-from transformer.interop.keys import WITHOUT_EFFECT
+from transformer.interop.keys import WITHOUT_EFFECT, Keys
 from transformer.interop.source import Safetensors
 from transformer.model.masks import causal
+from transformer.model.positions import None_, Rotary
 from transformer.model.transformer import Transformer
 from transformer.training.state import declarations
 
@@ -53,6 +54,17 @@ def test_logits_are_those_of_the_fields_own_implementation(name):
 def flat(params) -> dict[str, np.ndarray]:
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     return {"/".join(str(key.key) for key in path): leaf for path, leaf in leaves}
+
+
+def test_what_a_config_leaves_out_is_what_the_family_has():
+    """SmolLM 3: every fourth block has no positions, the base is two million, and the unembedding is tied."""
+    values = json.loads((GOLDEN / "smollm3" / "config.json").read_text())
+    for key in ("no_rope_layers", "no_rope_layer_interval", "layer_types", "rope_parameters", "tie_word_embeddings"):
+        del values[key]
+    wanted = look(GOLDEN / "smollm3").experiment.model
+    assert [wanted.block(i).positions for i in range(5)] == [Rotary(base=100.0)] * 3 + [None_(), Rotary(base=100.0)]
+    found = read(Keys("config.json", values))[1]
+    assert found == dataclasses.replace(wanted, positions=Rotary(base=2e6))
 
 
 @pytest.mark.parametrize("name", NAMES)

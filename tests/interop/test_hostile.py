@@ -155,6 +155,9 @@ DAMAGES = {
         "differs from",
     ),
     "both directions": ("gemma2", settings(use_bidirectional_attention=True), "use_bidirectional_attention=True"),
+    "windows beside no positions": ("smollm3", settings(use_sliding_window=True), "use_sliding_window=True"),
+    "windows by another key": ("smollm3", settings(layer_types=["sliding_attention"] * 5), "layer_types="),
+    "positions of fewer blocks": ("smollm3", settings(no_rope_layers=[1, 0]), "wanted 5 of 0"),
     "windows of no kind": ("gemma2", settings(layer_types=["odd", "even"]), "layer_types="),
 }
 

@@ -17,7 +17,7 @@ from transformer.model.layers import declared_leaves
 from transformer.model.linear import Linear as LinearAttention
 from transformer.model.mlp import Geglu
 from transformer.model.positions import Linear, Rotary
-from transformer.model.spans import Pattern, Sliding
+from transformer.model.spans import Global, Pattern, Sliding
 from transformer.parallel.rules import RULES
 from transformer.training.state import declarations, init_params
 
@@ -67,9 +67,11 @@ def test_attention_may_have_biases_where_the_rest_has_none_and_the_other_way_rou
     compare({"attention": Attention(bias=bias, gate=True), "bias": model}, seed=9)
 
 
-@pytest.mark.parametrize("stack", ["unroll", "scan"])
-def test_blocks_that_see_a_part_may_turn_at_a_speed_of_their_own(stack):
-    span = Pattern(local=Sliding(window=3), local_base=9.0)
+OWN_SPEED, NO_TURNS = Pattern(local=Sliding(window=3), local_base=9.0), Pattern(local=Global(), rotate_global=False)
+
+
+@pytest.mark.parametrize("stack, span", [("unroll", OWN_SPEED), ("scan", OWN_SPEED), ("scan", NO_TURNS)])
+def test_blocks_of_a_pattern_may_turn_at_a_speed_of_their_own_or_not_at_all(stack, span):
     model = {"attention": Attention(span=span), "positions": Rotary(base=50.0, scaling=Linear()), "depth": 3}
     compare(model | {"stack": stack, "mlp": Geglu(exact=True)}, seed=8)
 

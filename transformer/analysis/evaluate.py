@@ -100,31 +100,46 @@ def window_scores(
     token_bytes: np.ndarray,
     *,
     stride: int,
-    rows: int | None = None,
     count: int | None = None,
+    **how: Any,
+) -> Iterator[tuple[Window, Score]]:
+    """The score of every window; ``how`` as of `score_windows`. ``count`` limits the work to that many windows, evenly
+    spread."""
+    context = experiment.model.context
+    chosen = spread(windows(documents.lengths, context, stride), count)
+    return score_windows(experiment, params, documents, token_bytes, chosen, context, **how)
+
+
+def score_windows(
+    experiment: Experiment,
+    params: Any,
+    documents: Documents | Encoded,
+    token_bytes: np.ndarray,
+    chosen: list[Window],
+    length: int,
+    *,
+    rows: int | None = None,
     pause: Callable[[], None] = lambda: None,
     int8: bool = False,
     score: Callable[..., Any] | None = None,
 ) -> Iterator[tuple[Window, Score]]:
-    """The score of every window.
+    """The score of each window in ``chosen``, none of them longer than ``length``, which all are padded to.
 
-    ``token_bytes[id]`` is how many bytes of text an id stands for. ``count`` limits the work to that many
-    windows, evenly spread; ``rows`` windows are read at once, by default some thousands of tokens.
-    ``pause`` is called before each such group; what it raises ends the work. ``int8``: keys and values are read through
-    an int8 cache, as in generation. ``score`` takes the place of `score_rows`, with its arguments. Each process reads
-    the windows of its own devices, and all get all scores.
+    ``token_bytes[id]`` is how many bytes of text an id stands for. ``rows`` windows are read at once, by default some
+    thousands of tokens. ``pause`` is called before each such group; what it raises ends the work. ``int8``: keys and
+    values are read through an int8 cache, as in generation. ``score`` takes the place of `score_rows`, with its
+    arguments. Each process reads the windows of its own devices, and all get all scores.
     """
     check_cache(experiment.model, int8, 0)
     if int8 and devices() > 1:
         raise UserError("--int8_cache: a cache is not cut over config.mesh.context, set it to 1 for that")
     parts = shards("batch", sizes(experiment.mesh))
-    rows = rows or -(-max(1, TOKENS_AT_ONCE // experiment.model.context) // parts) * parts
-    chosen = spread(windows(documents.lengths, experiment.model.context, stride), count)
+    rows = rows or -(-max(1, TOKENS_AT_ONCE // length) // parts) * parts
     model, here = Transformer(experiment.model, experiment.vocab_size), rows_here(rows)
     for group in _groups(chosen, rows):
         pause()
         read = [group[b] if b < len(group) else None for b in here]  # the last group may lack some
-        tokens_BT, targets_BT, weights_BT = _rows(read, documents, experiment.model.context)
+        tokens_BT, targets_BT, weights_BT = _rows(read, documents, length)
         bytes_B = (token_bytes[targets_BT] * (weights_BT > 0)).sum(-1).astype(np.int32)
         given = place((tokens_BT, targets_BT, weights_BT, bytes_B), rows, here)
         found = (score or functools.partial(score_rows, int8=int8))(model, params, *given)

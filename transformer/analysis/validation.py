@@ -1,5 +1,6 @@
 """What a model is measured on while it trains and at the end: a text's validation split, or a task's held-out rows."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,8 +26,15 @@ def validator(experiment: Experiment, prepared: Prepared) -> Callable[..., dict[
     documents, sizes = Documents(prepared.validation, prepared.tokenizer.start_id), token_sizes(prepared.tokenizer)
     stride = max(1, experiment.model.context // 2)
 
+    @functools.cache
+    def source_share(i: int) -> float:
+        """Bytes of document ``i``'s source for each that its tokens stand for: 1, where the tokenizer is lossless."""
+        return documents.sources[i] / int(sizes[documents[i][1:]].sum())
+
     def of_text(params: Any, **how: Any) -> dict[str, Any]:
-        return total(evaluate(experiment, params, documents, sizes, stride=stride, **how)).report()
+        scores = evaluate(experiment, params, documents, sizes, stride=stride, **how)
+        size = sum(score.bytes * source_share(i) for i, score in enumerate(scores) if score.bytes)
+        return total(scores)._replace(bytes=round(size)).report()
 
     return of_text
 

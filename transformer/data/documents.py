@@ -16,20 +16,23 @@ Ids = npt.NDArray[np.int32]
 class Documents:
     """``documents[i]`` is the start token and then document i's text, without its end; read when asked for.
 
-    ``lengths[i]`` is how many tokens of text that is, known without reading them; ``bytes`` how long the sources are.
+    ``lengths[i]`` is how many tokens of text that is and ``sources[i]`` how many bytes its source has, known without
+    reading them; ``bytes`` is how long the sources are together.
     """
 
     def __init__(self, stores: Sequence[TokenStore], start_id: int):
         self._stores, self._start_id = stores, start_id
         self._places: list[tuple[int, int, int]] = []  # store, first piece, piece after the last
         self.lengths: list[int] = []
-        self.bytes = sum(int(store.source_bytes_P.sum()) for store in stores)
+        self.sources: list[int] = []
         for number, store in enumerate(stores):
             starts = np.flatnonzero(np.diff(store.document_P, prepend=-1))
             for first, after in zip(starts.tolist(), [*starts[1:].tolist(), store.pieces], strict=True):
                 self._places.append((number, first, after))
                 special = after - first + int(store.is_last_P[first:after].sum())
                 self.lengths.append(int(store.count_P[first:after].sum()) - special)
+                self.sources.append(int(store.source_bytes_P[first:after].sum()))
+        self.bytes = sum(self.sources)
 
     def __len__(self) -> int:
         return len(self.lengths)

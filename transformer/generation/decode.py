@@ -57,7 +57,7 @@ def continue_prompts(
     if devices() > 1:
         raise UserError("config.mesh.context: text is generated one position after the other, set it to 1 for that")
     check_cache(generator.experiment.model, generator.int8, generator.proposals)
-    longest, rows = max(map(len, prompts)), _round_up(len(prompts), 1)
+    longest, rows = max(map(len, prompts)), round_up(len(prompts), 1)
     if generator.draft is not None:
         check_cache(generator.draft.model, generator.int8, generator.proposals, " of the draft")
         if longest + new > generator.draft.model.context and not endless(generator.draft.model):
@@ -65,10 +65,10 @@ def continue_prompts(
                 f"--draft: {longest} tokens (with the start) and {new} new ones exceed its context of "
                 f"{generator.draft.model.context}; ask for fewer --tokens"
             )
-    places = _round_up(longest + new)
+    places = round_up(longest + new)
     if not endless(generator.experiment.model):
         places = min(places, generator.experiment.model.context)
-    tokens_BP = np.zeros((rows, min(_round_up(longest), places)), np.int32)  # behind a prompt nothing is read
+    tokens_BP = np.zeros((rows, min(round_up(longest), places)), np.int32)  # behind a prompt nothing is read
     lengths_B = np.ones(rows, np.int32)
     for b, prompt in enumerate(prompts):
         tokens_BP[b, : len(prompt)] = prompt
@@ -109,7 +109,7 @@ def _continuation(generator: Generator, ids: np.ndarray, counts: np.ndarray) -> 
     return Continuation([int(i) for i in (ids[:-1] if ended else ids)], bool(ended), *(int(x) for x in counts))
 
 
-def _round_up(number: int, smallest: int = SMALLEST) -> int:
+def round_up(number: int, smallest: int = SMALLEST) -> int:
     return max(smallest, 1 << (number - 1).bit_length())
 
 

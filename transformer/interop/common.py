@@ -1,7 +1,7 @@
 """What families share: sizes, spans, activations, and the table of names that came with Llama."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from transformer.interop.keys import Keys
 from transformer.interop.layouts import Entry, linear, norm
@@ -75,9 +75,14 @@ def pattern(keys: Keys, sees_all: list[bool], window: int | None) -> Global | Sl
         raise keys.refuse("sliding_window", "blocks are to see a window, and there is none")
     if not any(sees_all):
         return Sliding(window=window)
-    n = len(sees_all)
-    p = next(p for p in range(1, n + 1) if all(sees_all[i] == sees_all[i % p] for i in range(n)))
-    return Pattern(blocks=tuple("global" if s else "local" for s in sees_all[:p]), local=Sliding(window=window))
+    return Pattern(blocks=repeated(sees_all), local=Sliding(window=window))
+
+
+def repeated(is_global: list[bool]) -> tuple[Literal["local", "global"], ...]:
+    """The shortest pattern of blocks that gives this over the depth."""
+    n = len(is_global)
+    p = next(p for p in range(1, n + 1) if all(is_global[i] == is_global[i % p] for i in range(n)))
+    return tuple("global" if s else "local" for s in is_global[:p])
 
 
 def write_pattern(m: Model) -> dict[str, Any]:

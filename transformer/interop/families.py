@@ -1,7 +1,7 @@
 """The table of families, by the model_type of their config.json."""
 
 from transformer.errors import UserError, did_you_mean
-from transformer.interop import gemma, gpt2, gpt_neox, llama, olmo2, phi3, qwen
+from transformer.interop import gemma, gpt2, gpt_neox, llama, olmo2, phi3, qwen, smollm3
 from transformer.interop.common import Family
 from transformer.interop.keys import Keys
 from transformer.model import config as model_config
@@ -21,6 +21,7 @@ FAMILIES: dict[str, Family] = {
         gemma.GEMMA3,
         olmo2.FAMILY,
         phi3.FAMILY,
+        smollm3.FAMILY,
     )
 }
 

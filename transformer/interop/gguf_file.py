@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from transformer.errors import UserError
-from transformer.interop import gguf_vocabulary, vocabulary
+from transformer.interop import gguf_rope, gguf_vocabulary, vocabulary
 from transformer.interop.importing import Published
 
 BLOCK = {
@@ -69,6 +69,8 @@ class Gguf:
         self.where, self._changed = str(path), changed
         self._tensors: dict[str, Any] = {}
         for tensor in reader.tensors:
+            if tensor.name == gguf_rope.NAME:  # settings, and no weights
+                continue
             if tensor.tensor_type.name not in KNOWN:
                 raise UserError(f"{path}: {tensor.name} is {tensor.tensor_type.name}; there are {', '.join(KNOWN)}")
             name = their_name(tensor.name, names)
@@ -115,6 +117,7 @@ def open_file(path: Path, tokenizer: Path | None) -> Published:
     if kind not in NAMES:
         raise UserError(f"{path}: general.architecture={kind!r} is not known (there are: {', '.join(NAMES)})")
     config = config_of(path, str(kind), fields)
+    config |= rope_scaling(path, str(kind), reader, config)
     source = Gguf(path, reader, NAMES[str(kind)], changes(str(kind), config))
     if "model.embed_tokens.weight" not in source.shapes:
         raise UserError(f"{path}: token_embd.weight is missing")
@@ -163,6 +166,18 @@ def config_of(path: Path, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
     if kind == "qwen2":
         config.pop("head_dim", None)
     return config
+
+
+def rope_scaling(path: Path, kind: str, reader: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """The scaling that a tensor of divisors stands for, as keys of a config.json."""
+    found = [tensor for tensor in reader.tensors if tensor.name == gguf_rope.NAME]
+    if not found:
+        return {}
+    if kind != "llama" or found[0].tensor_type.name != "F32" or "rope_scaling" in config:
+        raise UserError(f"{path}: {gguf_rope.NAME} is known in float32, of llama, and without rope.scaling beside it")
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    divisors_H = np.asarray(found[0].data, np.float32)
+    return {"rope_scaling": gguf_rope.scaling(str(path), divisors_H, head, config.get("rope_theta") or 10_000.0)}
 
 
 SCALING = {"type": "rope_type", "factor": "factor", "original_context_length": "original_max_position_embeddings"}

@@ -8,11 +8,21 @@ from transformer.interop.keys import Keys
 from transformer.model.positions import Linear, Llama3, Rotary, Unscaled, Yarn
 
 
-def read(keys: Keys, head_width: int, base_key: str = "rope_theta", share_key: str = "", share: float = 1.0) -> Rotary:
-    """The rotary settings. UserError for a scaling that is not here, and where the two styles of keys disagree."""
+def read(
+    keys: Keys,
+    head_width: int,
+    base_key: str = "rope_theta",
+    share_key: str = "",
+    share: float = 1.0,
+    usual: float = 10_000.0,
+) -> Rotary:
+    """The rotary settings; ``usual`` is the base where none is given.
+
+    UserError for a scaling that is not here, and where the two styles of keys disagree.
+    """
     keys.must_be("rope_interleaved", False)
     new, old = dict(keys.group("rope_parameters")), dict(keys.group("rope_scaling"))
-    base = keys.number(base_key, new.get("rope_theta", 10_000.0))
+    base = keys.number(base_key, new.get("rope_theta", usual))
     if share_key:
         share = keys.number(share_key, new.get("partial_rotary_factor", share))
     for name, value in (("rope_theta", base), ("partial_rotary_factor", share)):

@@ -11,7 +11,7 @@ from transformer.model.moe import Moe
 from transformer.model.norms import LayerNorm, RmsNorm
 from transformer.model.parametrisation import Completep, DepthMup, Mup, Standard
 from transformer.model.positions import Alibi, Learned, None_, Relative, Rotary, Sinusoidal
-from transformer.model.spans import Global, Pattern
+from transformer.model.spans import Pattern
 from transformer.settings import settings
 
 
@@ -80,11 +80,11 @@ class Model:
         span = self.attention.span
         if not isinstance(span, Pattern):
             return self
-        own = spans.of_block(span, i)
+        own, local = spans.of_block(span, i), spans.is_local(span, i)
         own_attention, positions = dataclasses.replace(self.attention, span=own), self.positions
-        if isinstance(own, Global) and not span.rotate_global:
+        if not local and not span.rotate_global:
             positions = None_()
-        elif not isinstance(own, Global) and span.local_base is not None and isinstance(positions, Rotary):
+        elif local and span.local_base is not None and isinstance(positions, Rotary):
             positions = Rotary(base=span.local_base, share=positions.share)
         return dataclasses.replace(self, attention=own_attention, positions=positions)
 

@@ -48,9 +48,9 @@ class Pattern:
     """
 
     blocks: tuple[Literal["local", "global"], ...] = ("local", "global")
-    local: Sliding | Chunked = Sliding()
+    local: Sliding | Chunked | Global = Sliding()  # global: those blocks differ by their positions alone
     local_base: float | None = None  # rotary's base in blocks that see a part, unscaled there; none: as everywhere
-    rotate_global: bool = True  # false: blocks that see everything get no positions (arXiv:2305.19466, NoPE)
+    rotate_global: bool = True  # false: the global blocks get no positions (arXiv:2305.19466, NoPE)
 
 
 Span = Global | Sliding | Chunked | Pattern
@@ -60,7 +60,12 @@ def of_block(span: Span, i: int) -> Global | Sliding | Chunked:
     """The span of block ``i`` (0, 1, ...)."""
     if not isinstance(span, Pattern):
         return span
-    return span.local if span.blocks[i % len(span.blocks)] == "local" else Global()
+    return span.local if is_local(span, i) else Global()
+
+
+def is_local(span: Pattern, i: int) -> bool:
+    """Whether block ``i`` is one of the pattern's local ones."""
+    return span.blocks[i % len(span.blocks)] == "local"
 
 
 def period(span: Span) -> int:
@@ -106,6 +111,11 @@ def check(model: Model) -> None:
         if model.depth < len(span.blocks):
             raise UserError(
                 f"{where}.blocks: a pattern of {len(span.blocks)} blocks does not fit a depth of {model.depth}"
+            )
+        if isinstance(span.local, Global) and span.rotate_global and span.local_base is None:
+            raise UserError(
+                f"{where}.local: global makes all blocks of the pattern alike; set rotate_global=false or local_base, "
+                "or span=global"
             )
         span, where = span.local, f"{where}.local"
     for name in ("window", "chunk"):
