@@ -107,3 +107,13 @@ def positive(options: Mapping[str, str], name: str) -> float:
     if not number > 0:
         raise UserError(f"--{name}: {options[name]!r} is not a number above zero")
     return number
+
+
+def refuse_what_would_be_lost(job: Job, otherwise: str = "") -> None:
+    """UserError for a run's directory on the machines' own disks, which are gone when the job is."""
+    workdir = value_of("workdir", job.arguments)
+    if workdir and "://" not in workdir and not workdir.startswith("/"):
+        raise UserError(
+            f"--workdir: {workdir!r} would be on the machines and deleted with them; "
+            f"give a gs:// path, or an absolute one on a mounted disk{otherwise}"
+        )

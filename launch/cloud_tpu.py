@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launch import tpus
-from launch.arguments import positive, whole
+from launch.arguments import positive, refuse_what_would_be_lost, whole
 from launch.attempts import Limits
 from launch.compute import InstanceGroups
 from launch.errors import UserError
 from launch.fits import refuse_unless_it_fits
-from launch.job import Job, refuse_what_would_be_lost
+from launch.job import Job
 from launch.machines import Machines, Request, owner
 from launch.queued import QueuedResource
 from launch.session import Session, Terms, script

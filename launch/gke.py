@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from launch import tpus
-from launch.arguments import positive, whole
+from launch.arguments import positive, refuse_what_would_be_lost, whole
 from launch.errors import UserError
 from launch.fits import refuse_unless_it_fits
 from launch.interrupts import Stopped, interruptible
-from launch.job import Job, refuse_what_would_be_lost
+from launch.job import Job
 from launch.jobset import Pool, code_maps, jobset
 from launch.machines import MARKS
 from launch.tools import ToolError, ask, pass_on, reading, run, say

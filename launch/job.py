@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from launch.arguments import value_of
 from launch.errors import UserError
 
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # what Cloud TPU, Kubernetes and Slurm all take
@@ -31,16 +30,6 @@ class Job:
     def command(self, python: str = "python") -> list[str]:
         """The argument list that every host executes."""
         return [python, "-m", "transformer", *self.arguments]
-
-
-def refuse_what_would_be_lost(job: Job, otherwise: str = "") -> None:
-    """UserError for a run's directory on the machines' own disks, which are gone when the job is."""
-    workdir = value_of("workdir", job.arguments)
-    if workdir and "://" not in workdir and not workdir.startswith("/"):
-        raise UserError(
-            f"--workdir: {workdir!r} would be on the machines and deleted with them; "
-            f"give a gs:// path, or an absolute one on a mounted disk{otherwise}"
-        )
 
 
 class Place(Protocol):

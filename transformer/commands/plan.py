@@ -31,7 +31,7 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     found = topology(f.topology, f.slices)
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
-            "plan: libtpu, the TPUs' compiler, is not installed; install the extra: pip install -e '.[tpu]'"
+            "plan: libtpu, the TPUs' compiler, is not installed; install the extra: pip install -e '.[plan]'"
         )
     os.environ.update(QUIET)  # before JAX is imported, which would look for a TPU here
     from transformer.analysis import plan
