@@ -248,12 +248,18 @@ def filled(experiment: Experiment) -> float:
     return moe.top_k / (devices * min(moe.top_k, moe.experts // devices))
 
 
-def products(jaxpr: Any, filled: float = 1.0, devices: int = 1, path: str = "") -> dict[str, float]:
+def products(jaxpr: Any, filled: float = 1.0) -> dict[str, float]:
     """FLOPs of the matrix products of a traced program by part of the model, on all devices; loops count as often as
     they go round, and of ragged products the rows that are ``filled``.
 
-    Pallas kernels are left out, and of branches the costliest counts.
+    Pallas kernels are left out, of branches the costliest counts, and what nothing comes of is not compiled.
     """
+    from jax.interpreters.partial_eval import dce_jaxpr
+
+    return _products(dce_jaxpr(jaxpr, True)[0], filled, 1, "")
+
+
+def _products(jaxpr: Any, filled: float, devices: int, path: str) -> dict[str, float]:
     total: dict[str, float] = defaultdict(float)
     for e in jaxpr.eqns:
         name, here = e.primitive.name, f"{path}/{e.source_info.name_stack}"
@@ -267,7 +273,7 @@ def products(jaxpr: Any, filled: float = 1.0, devices: int = 1, path: str = "") 
             total[_part(here)] += 2.0 * e.invars[0].aval.size * e.outvars[0].aval.shape[-1] * devices * filled
         elif name != "pallas_call":
             inside = devices * e.params["mesh"].size if name == "shard_map" else devices
-            found = [products(j, filled, inside, here) for value in e.params.values() for j in _jaxprs(value)]
+            found = [_products(j, filled, inside, here) for value in e.params.values() for j in _jaxprs(value)]
             if name == "cond":
                 found = [max(found, key=lambda branch: sum(branch.values()))]
             around = e.params["length"] if name == "scan" else 1
