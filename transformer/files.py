@@ -59,8 +59,9 @@ def saved_steps(directory: Path) -> list[int]:
 
 
 @contextlib.contextmanager
-def alone(directory: Path) -> Iterator[None]:
-    """Inside, no other process trains in ``directory``. UserError where one does; a kill leaves no lock behind.
+def alone(directory: Path, shared: bool = False) -> Iterator[None]:
+    """Inside, no other process trains in ``directory``, but for others with ``shared`` where it is set. UserError where
+    one does; a kill leaves no lock behind.
 
     A bucket has no locks: there it is up to the user.
     """
@@ -72,7 +73,7 @@ def alone(directory: Path) -> Iterator[None]:
     try:
         while True:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > until:

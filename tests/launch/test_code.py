@@ -3,11 +3,13 @@
 import hashlib
 import io
 import subprocess
+import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 
-from launch import code
+from launch import code, worker
 from launch.code import archive, files, unpack, verify
 from launch.errors import UserError
 
@@ -87,3 +89,13 @@ def test_what_is_no_code_is_refused_and_named(root, monkeypatch):
     (root / "weights.bin").write_bytes(bytes(4000))
     with pytest.raises(UserError, match=r"weights\.bin"):
         archive(root)
+
+
+@pytest.mark.parametrize(("digest", "told"), [("0" * 64, "damaged"), (None, "new")])
+def test_code_that_arrives_damaged_is_not_run(tmp_path: Path, digest: str | None, told: str) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "code.tar.gz").write_bytes(b"code")
+    digest = digest or hashlib.sha256(b"code").hexdigest()
+    command = [sys.executable, str(worker.__file__), "begin", str(tmp_path), "id", digest]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert told in ended.stdout + ended.stderr and (ended.returncode == 0) == (told == "new")

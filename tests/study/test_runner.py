@@ -17,6 +17,7 @@ import pytest
 from tests.runs.whole import ROOT, content, inside, refused, run
 from tests.runs.whole import text as words
 from transformer.errors import UserError
+from transformer.files import alone
 from transformer.study import runner as runners
 from transformer.study.runner import Failed, Runner
 from transformer.study.study import AGAIN, Study
@@ -63,9 +64,9 @@ def read(changes: dict[str, str] | None = None, **fields: Any) -> Study:
     return load("file.py", changes or {}, **fields)
 
 
-def results(study: Study, workdir: str, said: list[str] | None = None) -> dict[str, Any]:
+def results(study: Study, workdir: str, said: list[str] | None = None, arm: str | None = None) -> dict[str, Any]:
     lines = [] if said is None else said
-    return Runner(study, Path(workdir), Path("cache"), ["test"], lines.append).run()
+    return Runner(study, Path(workdir), Path("cache"), ["test"], lines.append, arm).run()
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,32 @@ def test_lanes_change_nothing(whole: Any, home: Path) -> None:
     for file in ("metrics.jsonl", "result.json"):
         for one in Path("whole/arms").rglob(file):
             assert one.read_bytes() == Path("lanes", one.relative_to("whole")).read_bytes(), one
+
+
+def test_arms_that_are_run_one_by_one_give_the_same_study(whole: Any, home: Path) -> None:
+    """Two are held by processes of their own; the last, and then the whole study, finds what they left."""
+    for name in ("near zero", "baseline"):
+        found = results(read(), "parts", arm=name)
+        assert found["arms"] == [{k: v for k, v in arm(whole[0], name).items() if k not in ("comparison", "in_words")}]
+        assert not Path("parts/results.json").exists() and not Path("parts/report.html").exists()
+    assert not list(Path("parts/arms").glob("*again*"))
+    with alone(Path("parts"), shared=True), alone(Path("parts/arms/baseline")):
+        with pytest.raises(UserError, match="another process trains in parts"):
+            results(read(), "parts")
+        with pytest.raises(UserError, match="another process trains in parts/arms/baseline"):
+            results(read(), "parts", arm="baseline")
+        results(read(), "parts", arm=AGAIN)
+    assert results(read(), "parts")["arms"] == whole[0]["arms"]
+    for one in Path("whole/arms").rglob("metrics.jsonl"):
+        assert one.read_bytes() == Path("parts", one.relative_to("whole")).read_bytes(), one
+
+
+def test_an_arm_that_cannot_be_run_alone_is_refused(home: Path) -> None:
+    with pytest.raises(UserError, match=r"--arm: 'near zer' is no arm of this study \(did you mean 'near zero'\?\)"):
+        results(read(), "none", arm="near zer")
+    with pytest.raises(UserError, match=r"--arm: .*; set --budget_hours=inf"):
+        results(read(budget_hours=1.0), "none", arm="near zero")
+    assert not Path("none").exists()
 
 
 def test_what_is_finished_is_not_run_again(whole: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +231,8 @@ def test_directories_that_hold_something_else_are_left_alone(home: Path, whole: 
         (["--seeds=none"], "--seeds: none"),
         (["--seeds=0"], "--seeds: 0"),
         (["--equal=flops"], "study.equal"),
+        (["--budget_hours=0"], "--budget_hours: 0 is not above 0"),
+        (["--arm=nobody"], "--arm: 'nobody' is no arm of this study"),
         (["--config.model.heads=3"], "config.model.heads"),
     ]:
         assert phrase in refused("study", "--config=file.py", "--cache=cache", "--workdir=new", *changes)

@@ -14,12 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from transformer.analysis.chips import Topology
 from transformer.config import Experiment
 from transformer.errors import UserError
+from transformer.model.moe import Moe
+from transformer.parallel.mesh import sizes
 from transformer.settings import from_dict, to_dict
 
 # So that libtpu looks for no machine, says nothing, and lets another process compile as well.
@@ -35,6 +38,7 @@ QUIET = {
     "JAX_ENABLE_COMPILATION_CACHE": "false",  # a program that is found there is not compiled, and writes nothing down
 }
 STEPS = ("train", "decode")
+PARTS = {"attention": "attention", "mlp": "mlp", "unembed": "unembedding", "embed": "embedding"}  # by name in a path
 _TOO_MUCH = re.compile(r"([\d.]+)([KMGT]?)\)? (?:of|exceeds available HBM) \(?([\d.]+)([KMGT]?)")
 _LAST = "*after_optimizations_after_buffer_assignment.txt"  # the last that is written before the chips' code
 
@@ -45,7 +49,8 @@ class Compiled:
 
     seconds: float
     parts: dict[str, float]  # of what the step is given: parameters, moments, batch, ...
-    products: float  # FLOPs of all devices' products, from the traced program; Pallas kernels are not in it
+    weights: dict[str, float]  # the parameters by PARTS of the model
+    products: dict[str, float]  # FLOPs of all devices' products by PARTS, from the traced program, without Pallas
     temporaries: float = 0.0
     text: str = ""
     needed: float = 0.0  # where it does not fit: what it needs, and what there is
@@ -140,8 +145,12 @@ def main(request: Path) -> None:
         more = {"num_slices": asked["slices"]} if asked["slices"] > 1 else {}
         machine = topologies.get_topology_desc(platform="tpu", topology_name=asked["topology"], **more)
         with jax.set_mesh(make_mesh(experiment.mesh, machine.devices)):
-            traced, parts = _train(experiment) if asked["step"] == "train" else _decode(experiment)
-            known = {"parts": parts, "products": products(traced.jaxpr.jaxpr)}
+            traced, params, parts = _train(experiment) if asked["step"] == "train" else _decode(experiment)
+            known = {
+                "parts": {"parameters": _bytes(params), **parts},
+                "weights": _weights(params),
+                "products": products(traced.jaxpr.jaxpr, filled(experiment)),
+            }
             part = folder / "traced.part"
             part.write_text(json.dumps(known), encoding="utf-8")
             part.rename(folder / "traced.json")
@@ -165,8 +174,23 @@ def _bytes(tree: Any) -> float:
     return found
 
 
-def _train(experiment: Experiment) -> tuple[Any, dict[str, float]]:
-    """The training step as the loop runs it, traced."""
+def _weights(params: Any) -> dict[str, float]:
+    """Bytes on one device by part of the model."""
+    import jax
+
+    found: dict[str, float] = defaultdict(float)
+    for path, x in jax.tree_util.tree_leaves_with_path(params):
+        found[_part(jax.tree_util.keystr(path, simple=True, separator="/"))] += _bytes(x)
+    return dict(found)
+
+
+def _part(path: str) -> str:
+    """The part of the model that a weight or an operation with this name belongs to."""
+    return next((part for name, part in PARTS.items() if re.search(rf"\b{name}", path)), "rest")
+
+
+def _train(experiment: Experiment) -> tuple[Any, Any, dict[str, float]]:
+    """The training step as the loop runs it, traced, its parameters, and bytes of what else it is given."""
     import jax
     import jax.numpy as jnp
 
@@ -185,12 +209,12 @@ def _train(experiment: Experiment) -> tuple[Any, dict[str, float]]:
 
     batch = abstract(rows)
     given = abstract(lambda: Dials(jnp.uint32(0), jnp.float32(0)))
-    parts = {"parameters": _bytes(state.params), "optimizer": _bytes(state.opt_state), "batch": _bytes(batch)}
+    parts = {"optimizer": _bytes(state.opt_state), "batch": _bytes(batch)}
     step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
-    return step.trace(experiment, state, batch, given), parts
+    return step.trace(experiment, state, batch, given), state.params, parts
 
 
-def _decode(experiment: Experiment) -> tuple[Any, dict[str, float]]:
+def _decode(experiment: Experiment) -> tuple[Any, Any, dict[str, float]]:
     """A new token for each of as many rows as the mesh cuts rows into, with a cache of a whole context, traced."""
     import jax
     import jax.numpy as jnp
@@ -198,7 +222,6 @@ def _decode(experiment: Experiment) -> tuple[Any, dict[str, float]]:
     from transformer.generation.decode import Generator, next_logits
     from transformer.generation.sampling import Sampling
     from transformer.model.transformer import empty_cache
-    from transformer.parallel.mesh import sizes
     from transformer.parallel.rules import put, shards
     from transformer.training.state import abstract, init_params
 
@@ -212,32 +235,51 @@ def _decode(experiment: Experiment) -> tuple[Any, dict[str, float]]:
     def decode_step(params: Any, tokens: Any, lengths: Any, new: Any, cache: Any) -> Any:
         return next_logits(generator, params, tokens, lengths, new, lengths, cache)
 
-    parts = {"parameters": _bytes(params), "cache": _bytes(cache), "batch": _bytes((tokens, one, one))}
-    return jax.jit(decode_step, donate_argnums=4).trace(params, tokens, one, one, cache), parts
+    parts = {"cache": _bytes(cache), "batch": _bytes((tokens, one, one))}
+    return jax.jit(decode_step, donate_argnums=4).trace(params, tokens, one, one, cache), params, parts
 
 
-def products(jaxpr: Any, devices: int = 1) -> float:
-    """FLOPs of the matrix products of a traced program, on all devices; loops count as often as they go round.
+def filled(experiment: Experiment) -> float:
+    """The share of the rows of a mixture's products that hold a token, on the mean over devices: where experts are cut,
+    each device has room for all tokens of the devices that share them."""
+    moe, devices = experiment.model.mlp, sizes(experiment.mesh)["expert"]
+    if not isinstance(moe, Moe):
+        return 1.0
+    return moe.top_k / (devices * min(moe.top_k, moe.experts // devices))
 
-    Pallas kernels are left out, and of branches the costliest counts.
+
+def products(jaxpr: Any, filled: float = 1.0) -> dict[str, float]:
+    """FLOPs of the matrix products of a traced program by part of the model, on all devices; loops count as often as
+    they go round, and of ragged products the rows that are ``filled``.
+
+    Pallas kernels are left out, of branches the costliest counts, and what nothing comes of is not compiled.
     """
-    total = 0.0
+    from jax.interpreters.partial_eval import dce_jaxpr
+
+    return _products(dce_jaxpr(jaxpr, True)[0], filled, 1, "")
+
+
+def _products(jaxpr: Any, filled: float, devices: int, path: str) -> dict[str, float]:
+    total: dict[str, float] = defaultdict(float)
     for e in jaxpr.eqns:
-        name = e.primitive.name
+        name, here = e.primitive.name, f"{path}/{e.source_info.name_stack}"
         if name == "dot_general":
             (summed, _), _ = e.params["dimension_numbers"]
             length = 1
             for dimension in summed:
                 length *= e.invars[0].aval.shape[dimension]
-            total += 2.0 * e.outvars[0].aval.size * length * devices
+            total[_part(here)] += 2.0 * e.outvars[0].aval.size * length * devices
         elif name.startswith("ragged_dot"):  # rows by inputs times outputs, or rows by inputs times rows by outputs
-            total += 2.0 * e.invars[0].aval.size * e.outvars[0].aval.shape[-1] * devices
+            total[_part(here)] += 2.0 * e.invars[0].aval.size * e.outvars[0].aval.shape[-1] * devices * filled
         elif name != "pallas_call":
             inside = devices * e.params["mesh"].size if name == "shard_map" else devices
-            found = [products(j, inside) for value in e.params.values() for j in _jaxprs(value)]
+            found = [_products(j, filled, inside, here) for value in e.params.values() for j in _jaxprs(value)]
+            if name == "cond":
+                found = [max(found, key=lambda branch: sum(branch.values()))]
             around = e.params["length"] if name == "scan" else 1
-            total += max(found, default=0.0) if name == "cond" else around * sum(found)
-    return total
+            for part, flops in (one for inner in found for one in inner.items()):
+                total[part] += around * flops
+    return dict(total)
 
 
 def _jaxprs(value: Any) -> list[Any]:

@@ -13,11 +13,12 @@ from transformer import config
 from transformer.analysis import hlo
 from transformer.analysis.ahead import Compiled, compile_ahead
 from transformer.analysis.chips import Topology
-from transformer.analysis.cost import forward_flops, training_flops
+from transformer.analysis.cost import training_flops
 from transformer.config import Experiment
 from transformer.errors import UserError
-from transformer.model.attention import kind
-from transformer.model.kernels import Call, choose
+from transformer.model.attention import kind, training_call
+from transformer.model.fused import splash_pairs, splash_products
+from transformer.model.kernels import choose
 from transformer.parallel import mesh, rules
 from transformer.settings import override
 from transformer.tables import columns, human
@@ -75,7 +76,8 @@ def check_mesh(experiment: Experiment, topology: Topology) -> None:
 def training(experiment: Experiment, topology: Topology, compiled: Compiled) -> dict[str, Any]:
     """What the compiled training step says, and what follows for the run."""
     train, tokens = experiment.train, experiment.train.batch * experiment.model.context
-    found = step(topology, compiled, compiled.products + attention_flops(experiment))
+    attention = compiled.products.get("attention", 0.0) + attention_flops(experiment)
+    found = step(topology, compiled, compiled.products | {"attention": attention})
     found["flops"]["model"] = training_flops(experiment) * tokens
     if "times" in found:
         seconds = found["times"]["step"]
@@ -102,9 +104,9 @@ def decoding(experiment: Experiment, topology: Topology, compiled: Compiled) -> 
     return {"rows": rows, "places": experiment.model.context, **found}
 
 
-def step(topology: Topology, compiled: Compiled, flops: float) -> dict[str, Any]:
+def step(topology: Topology, compiled: Compiled, by_part: Mapping[str, float]) -> dict[str, Any]:
     """Of one compiled step: memory and bytes of one device, FLOPs of all, times at best."""
-    chip, devices = topology.chip, topology.devices
+    chip, devices, flops = topology.chip, topology.devices, sum(by_part.values())
     memory = {**compiled.parts, "temporaries": compiled.temporaries}
     memory["peak"] = compiled.needed or sum(memory.values())
     memory["chip"] = topology.per_device(chip.memory)
@@ -112,7 +114,8 @@ def step(topology: Topology, compiled: Compiled, flops: float) -> dict[str, Any]
         "fits": compiled.fits and memory["peak"] <= memory["chip"],
         "nearest": None,
         "memory": memory,
-        "flops": {"step": flops, "device": flops / devices},
+        "weights": compiled.weights,
+        "flops": {"step": flops, "device": flops / devices, "parts": dict(by_part)},
         "compile_seconds": compiled.seconds,
     }
     if not compiled.text:
@@ -132,22 +135,19 @@ def step(topology: Topology, compiled: Compiled, flops: float) -> dict[str, Any]
 
 
 def attention_flops(experiment: Experiment) -> float:
-    """FLOPs of a step's scores and mixed values where a Pallas kernel computes them; 0 where the products are counted.
-
-    It leaves out what lies above the diagonal, half of each table, has two products forward and five backward, and
-    forward it runs twice with any rematerialisation.
-    """
-    m = experiment.model
-    widths = kind(m).widths(m)
-    if widths is None:
-        return 0.0
-    key_width, value_width = widths
-    call = Call("tpu", m.context, m.context, key_width, m.dtype, ordered=True, packed=True, value_width=value_width)
-    if choose(m.attention.kernel, call)[0] != "splash":
-        return 0.0
-    runs = (1 if m.remat == "none" else 2) + 2.5
-    tokens = experiment.train.batch * m.context
-    return runs * forward_flops(experiment)["attention_tables"] / 2 * tokens
+    """FLOPs of a step's scores and mixed values in blocks where a Pallas kernel computes them; those of other kernels
+    are counted in the traced program. Forward it runs twice with any rematerialisation."""
+    m, flops = experiment.model, 0
+    for i in range(m.depth):
+        block = m.block(i)
+        call = training_call(block, "tpu", ordered=mesh.sizes(experiment.mesh)["context"] == 1)
+        if call is None or choose(m.attention.kernel, call)[0] != "splash":
+            continue
+        widths, runs = kind(block).widths(block), 1 if m.remat == "none" else 2
+        assert widths is not None
+        products = kind(block).tables * m.heads * splash_products(*widths, runs)
+        flops += splash_pairs(m.context, call.window) * products
+    return 2.0 * m.loops * experiment.train.batch * flops
 
 
 def by_kind(found: list[hlo.Collective]) -> list[dict[str, Any]]:
@@ -254,9 +254,11 @@ def _step(title: str, found: dict[str, Any]) -> list[str]:
         del memory["temporaries"]
     lines = [f"{title}: {verdict}, {human(peak)} of {human(chip)} on each device"]
     lines.append("  memory: " + ", ".join(f"{name} {human(size)}" for name, size in memory.items()))
+    lines.append("  parameters: " + ", ".join(f"{name} {human(size)}" for name, size in found["weights"].items()))
     flops = found["flops"]
     model = f", {flops['model'] / flops['step']:.0%} of it the model's own" if "model" in flops else ""
     lines.append(f"  FLOPs: {flops['step']:.4g} a step, {flops['device']:.4g} on each device{model}")
+    lines.append("    " + ", ".join(f"{name} {part / flops['step']:.0%}" for name, part in flops["parts"].items()))
     if "times" not in found:
         return lines
     lines.append(f"  bytes read and written: {human(found['bytes'])}")
@@ -273,7 +275,8 @@ def _step(title: str, found: dict[str, Any]) -> list[str]:
 
 def study_text(results: dict[str, Any]) -> str:
     """One row for each arm."""
-    rows = [("arm", "fits", "on each device", "step at best", "tokens per second", "chip-hours a run")]
+    names = "arm, fits, on each device, temporaries, FLOPs of attention, of the MLP, step at best, tokens per second, "
+    rows = [tuple(f"{names}chip-hours a run".split(", "))]
     for name, r in results.items():
         known = "times" in r
         rows.append(
@@ -281,6 +284,8 @@ def study_text(results: dict[str, Any]) -> str:
                 name,
                 "yes" if r["fits"] else "NO",
                 f"{human(r['memory']['peak'])} of {human(r['memory']['chip'])}",
+                human(r["memory"]["temporaries"]) if known else "-",
+                *(f"{r['flops']['parts'].get(part, 0.0):.3g}" for part in ("attention", "mlp")),
                 seconds(r["times"]["step"]) if known else "-",
                 f"{r['tokens_per_second']:,.0f}" if known else "-",
                 f"{r['chip_hours']:,.2f}" if known else "-",

@@ -1,5 +1,6 @@
 """study: run a study, and compare."""
 
+import math
 from typing import Any
 
 from absl import flags
@@ -15,6 +16,10 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("workdir", None, "the study's directory; the same command goes on with it", flag_values=values)
     flags.DEFINE_list("seeds", None, "instead of the file's: a number of them, or a list", flag_values=values)
     define_lanes(values)
+    flags.DEFINE_string(
+        "arm", None, "run this arm alone, beside others; the command without it compares them", flag_values=values
+    )
+    flags.DEFINE_float("budget_hours", None, "instead of the file's; inf for no budget", flag_values=values)
     flags.DEFINE_string("equal", None, "instead of the file's: what is held equal", flag_values=values)
 
 
@@ -41,6 +46,15 @@ def seeds(words: list[str] | None) -> dict[str, tuple[int, ...]]:
     return {"seeds": found}
 
 
+def budget(hours: float | None) -> dict[str, float | None]:
+    """--budget_hours=inf is none at all."""
+    if hours is None:
+        return {}
+    if not hours > 0:
+        raise UserError(f"--budget_hours: {hours:g} is not above 0; inf for no budget")
+    return {"budget_hours": None if math.isinf(hours) else hours}
+
+
 def run(args: Args) -> tuple[dict[str, Any], str]:
     f = args.flags
     if not f.config:
@@ -49,11 +63,13 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     from transformer.study.study import load
 
     given = {name: f[name].value for name in ("equal", "lanes") if f[name].value is not None}
-    study = load(f.config, args.changes, **seeds(f.seeds), **given)
+    study = load(f.config, args.changes, **seeds(f.seeds), **budget(f.budget_hours), **given)
     from transformer.study.report import REPORT
     from transformer.study.runner import Runner, text
 
-    results = Runner(study, workdir, args.cache, args.argv, say).run()
+    results = Runner(study, workdir, args.cache, args.argv, say, f.arm).run()
+    if f.arm is not None:
+        return results, f"{f.arm} is done; the same command without --arm compares it with what else is done"
     return results, f"{text(results)}\n\nthe report: open {workdir / REPORT}"
 
 

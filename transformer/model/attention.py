@@ -105,28 +105,33 @@ def check_cache(config: Model, int8: bool, ahead: int, whose: str = "") -> None:
         )
 
 
+def training_call(block: Model, platform: str, ordered: bool) -> kernels.Call | None:
+    """What a block (`Model.block`) asks of a kernel for packed rows of a whole context; None where it needs none."""
+    widths = kind(block).widths(block)
+    if widths is None:
+        return None
+    return kernels.Call(
+        platform=platform,
+        queries=block.context,
+        keys=block.context,
+        head_width=widths[0],
+        value_width=widths[1],
+        dtype=block.dtype,
+        ordered=ordered,
+        packed=True,
+        options=options(block),
+        **spans.limits(block.attention.span),
+    )
+
+
 def kernels_for_training(config: Model) -> dict[str, str]:
     """The kernels that packed rows of a whole context are trained with on the mesh's devices, and why it is those."""
     chosen = {}
     for i in range(spans.period(config.attention.span)):
-        block = config.block(i)
-        widths = kind(block).widths(block)
-        if widths is None:
-            return {}
-        call = kernels.Call(
-            platform=platform(),
-            queries=config.context,
-            keys=config.context,
-            head_width=widths[0],
-            value_width=widths[1],
-            dtype=config.dtype,
-            ordered=devices() == 1,
-            packed=True,
-            options=options(block),
-            **spans.limits(block.attention.span),
-        )
-        name, why = kernels.choose(config.attention.kernel, call)
-        chosen[name] = why
+        call = training_call(config.block(i), platform(), ordered=devices() == 1)
+        if call is not None:
+            name, why = kernels.choose(config.attention.kernel, call)
+            chosen[name] = why
     return chosen
 
 

@@ -55,6 +55,24 @@ def splash_objection(call: Call) -> str | None:
     return None
 
 
+def splash_block(context: int) -> int:
+    """How many queries, and how many keys, are worked through at once."""
+    return next(size for size in SPLASH_BLOCKS if context % size == 0)
+
+
+def splash_pairs(context: int, window: int | None) -> int:
+    """How many pairs of a query and a key of one row are worked through: whole blocks, where any key is seen."""
+    block = splash_block(context)
+    first = [0 if window is None else max(0, start - window + 1) // block for start in range(0, context, block)]
+    return block**2 * sum(i - j + 1 for i, j in enumerate(first))
+
+
+def splash_products(key_width: int, value_width: int, forward: int) -> int:
+    """Multiply-adds of a pair in a training step that goes forward so often. Backward there are seven products: scores
+    and the slopes of weights twice, for keys and values and for queries, and the slopes of each of the three."""
+    return forward * (key_width + value_width) + 4 * key_width + 3 * value_width
+
+
 def splash(
     q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask, how: Scoring, interpret: bool = False
 ) -> jax.Array:
@@ -63,7 +81,7 @@ def splash(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     B, T, _, G, H = q_BTKGH.shape
-    block = next(size for size in SPLASH_BLOCKS if T % size == 0)
+    block = splash_block(T)
     names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
     blocks: Any = dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block)
     sizes = kernel.BlockSizes(**blocks)

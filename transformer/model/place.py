@@ -55,7 +55,8 @@ def first_values(c: Model, block: Any, x_BTD: jax.Array) -> Any:
         read = Norm(c, parent=None).apply({"params": block["attention_norm"]}, x_BTD)
     weights = block["attention"]["value"]
     layer = head_layer(c, None, weights["w"].shape[1], "kv_heads").clone(parent=None)
-    first: Any = layer.apply({"params": weights}, "BTD,DNH->BTNH", read)
+    with jax.named_scope("attention"):
+        first: Any = layer.apply({"params": weights}, "BTD,DNH->BTNH", read)
     return first
 
 

@@ -10,7 +10,8 @@
 Several processes of one job train and measure every run together; the first of them reads and writes the files.
 
 A study that was stopped, at any moment and in any way, goes on with the same command: what has its result is
-not run again, and a run that was begun goes on from its checkpoint.
+not run again, and a run that was begun goes on from its checkpoint. So its arms may also be run one by one, each by a
+process of its own, at the same time: they share the directory, and the study compares what it finds there.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ from transformer.config import Experiment
 from transformer.data.loader import Loader
 from transformer.data.prepare import Prepared, prepare
 from transformer.data.tasks.task import Task
-from transformer.errors import UserError
+from transformer.errors import UserError, did_you_mean
 from transformer.files import CONFIG, alone
 from transformer.jsons import read_object, write_json
 from transformer.parallel import hosts
@@ -61,6 +62,7 @@ class Runner:
     cache: Path
     argv: list[str]
     say: Say
+    arm: str | None = None  # the only one to run; then nothing is compared
 
     def __post_init__(self) -> None:
         self.texts: dict[Any, Prepared] = {}
@@ -75,11 +77,17 @@ class Runner:
         ended with an error.
         """
         planned = resolve(self.study, self.bytes_per_row)
+        self.check_arm(planned)
         hosts.agree(self.on_disk)  # before anything is made
-        if hosts.is_first():
-            runs.make(self.workdir)
-        with alone(self.workdir) if hosts.is_first() else contextlib.nullcontext():
-            arms = self.claim(planned)
+        with contextlib.ExitStack() as locks:
+            if hosts.is_first():
+                runs.make(self.workdir)
+                locks.enter_context(alone(self.workdir, shared=self.arm is not None))
+            arms = [arm for arm in self.claim(planned) if self.arm in (None, arm.name)]
+            if hosts.is_first() and self.arm is not None:  # others may run other arms
+                part = self.workdir / "arms" / arms[0].folder
+                runs.make(part)
+                locks.enter_context(alone(part))
             rates = {arm.name: self.tune(arm) for arm in arms} if self.study.learning_rates else {}
             wanted = [(seed, arm) for seed in self.study.seeds for arm in arms]
             found: dict[str, dict[int, dict[str, Any]]] = {arm.name: {} for arm in arms}
@@ -108,10 +116,18 @@ class Runner:
             if missing:
                 rate = len(missing) / (time.monotonic() - begun) * 3600
                 self.say(f"{len(missing)} runs, {self.lanes} at once: {rate:,.0f} an hour")
-            if any(found.values()) and hosts.is_first():
+            if any(found.values()) and hosts.is_first() and self.arm is None:
                 write_report(self.workdir)
         self.raise_failed()
         return results
+
+    def check_arm(self, planned: Sequence[Arm]) -> None:
+        """UserError for a single arm that there is not, or that a budget for all of them may drop."""
+        names = [arm.name for arm in planned]
+        if self.arm is not None and self.arm not in names:
+            raise UserError(f"--arm: {self.arm!r} is no arm of this study{did_you_mean(self.arm, names)}")
+        if self.arm is not None and self.study.budget_hours is not None:
+            raise UserError("--arm: what fits into a budget is known of all arms together; set --budget_hours=inf")
 
     def raise_failed(self) -> None:
         """Failed, naming each run that ended with an error so far."""
@@ -123,6 +139,10 @@ class Runner:
         known, old = hosts.agree(self.on_disk)
         new = json.loads(json.dumps(to_json(self.study, planned)))
         changed = [name for name in new if old.get(name) != new[name]]
+        if known and changed and self.arm is not None:
+            raise UserError(
+                f"--arm: {self.workdir} holds a study of other {', '.join(changed)}; `study` without --arm changes that"
+            )
         if known and changed:
             self.say(f"{self.workdir}: the study has changed in {', '.join(changed)}; finished runs of before are kept")
         arms = list(planned)
@@ -136,8 +156,9 @@ class Runner:
             self.say(f"about {sum(hours[arm.name] for arm in arms):.2f} hours of {self.study.budget_hours:g}")
             if new["dropped"]:
                 self.say(f"dropped, as they do not fit: {', '.join(new['dropped'])}")
-        with runs.writing(self.workdir):
-            write_json(self.workdir / STUDY, new)
+        if self.arm is None or old != new:  # other arms' processes may be reading it
+            with runs.writing(self.workdir):
+                write_json(self.workdir / STUDY, new)
         return arms
 
     def on_disk(self) -> tuple[bool, dict[str, Any]]:
@@ -295,7 +316,10 @@ class Runner:
     def write(
         self, arms: Sequence[Arm], found: dict[str, dict[int, dict[str, Any]]], rates: dict[str, Any]
     ) -> dict[str, Any]:
-        """Write results.json: what study.json says and, of every arm, the metric by seed and the comparison."""
+        """Write results.json: what study.json says and, of every arm, the metric by seed and the comparison.
+
+        Of a single arm that is returned and not written.
+        """
         compared = self.comparisons(arms, found)
         whole = to_json(self.study, arms)
         for row, arm in zip(whole["arms"], arms, strict=True):
@@ -307,7 +331,8 @@ class Runner:
             if arm.name in compared:
                 row["comparison"] = compared[arm.name].as_dict()
                 row["in_words"] = compared[arm.name].in_words(UNITS[self.study.metric])
-        write_json(self.workdir / RESULTS, whole)
+        if self.arm is None:
+            write_json(self.workdir / RESULTS, whole)
         return whole
 
 
