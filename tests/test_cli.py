@@ -110,6 +110,23 @@ def test_status_2_and_one_line_for_wrong_input_in_a_real_process() -> None:
     assert found == Result(2, "", "error: config.model.dpth: model has no such setting (did you mean 'depth'?)\n")
 
 
+def test_a_python_without_the_libraries_is_one_line() -> None:
+    words = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        "import runpy, sys; sys.path[:0] = ['.']; runpy.run_module('transformer')",
+    ]
+    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 2 and found.stdout == "" and len(found.stderr.splitlines()) == 1
+    assert " is not installed for " in found.stderr and ".venv/bin/python -m transformer" in found.stderr
+
+
+def test_blocks_beyond_counting_are_refused() -> None:
+    assert "config.model.depth: 1000000000 is too large" in refused("cost", TINY, "--config.model.depth=1000000000")
+
+
 def test_an_unknown_command_or_flag_is_refused_with_the_nearest() -> None:
     assert refused("trian") == "error: 'trian' is not a command (did you mean 'train'?)\n"
     assert "there are: " in refused("xyzzy")

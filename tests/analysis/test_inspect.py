@@ -16,7 +16,7 @@ from tests.model.variants import model_name, pairwise, settings
 from transformer.analysis import inspection
 from transformer.analysis.inspect_page import packed
 from transformer.analysis.inspect_terminal import drawn
-from transformer.analysis.inspection import Inspection, as_dict, inspect
+from transformer.analysis.inspection import Inspection, as_dict, inspect, tokens_of
 from transformer.data.tokenizer import Bytes, ByteTokenizer
 from transformer.errors import UserError
 from transformer.model.attention import Attention
@@ -162,6 +162,18 @@ def test_prompts_that_hurt(plain: tuple[Run, Any], name: str) -> None:
     text = drawn(found, len(found.tokens) - 1, colour=False)
     assert "\x1b" not in text and "\x00" not in text and "\u202e" not in text
     assert "[bold]" in text.replace(" ", "") or "bold" not in prompt
+
+
+def test_tokens_that_are_not_the_prompts_bytes() -> None:
+    """What an imported tokenizer adds (a blank) and leaves out, and bytes that are no character."""
+
+    class Adds:
+        def token_bytes(self, i: int) -> bytes:
+            return [b"", b" To", b" be", b"\xf0\x9f", b"\xff"][i]
+
+    found = tokens_of(Adds(), np.array([0, 1, 2, 3, 4]))  # type: ignore[arg-type]
+    assert [(t.text, t.start, t.end) for t in found[:3]] == [(None, 0, 0), (" To", 0, 3), (" be", 3, 6)]
+    assert [(t.text, t.content) for t in found[3:]] == [(None, b"\xf0\x9f"), (None, b"\xff")]
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_lengths(plain: tuple[Run, Any]) -> None:

@@ -69,6 +69,13 @@ def test_an_imported_run_is_sampled_measured_and_trained_from(made, monkeypatch)
     status, out, err = run("evaluate", "--run=made", "--text=text.txt", "--json")
     result = json.loads(out)
     assert status == 0 and result["tokens"] == 600 and result["bytes"] == Path("text.txt").stat().st_size
+    for command in ("evaluate", "ablate"):
+        status, out, err = run(command, "--run=made")
+        assert status == 2 and "--text: made is imported" in err
+    status, out, err = run("inspect", "--run=made", "--prompt=3 1 4", "--json")
+    assert status == 0, err
+    [seen] = json.loads(out)["models"]
+    assert [token["id"] for token in seen["tokens"]] == [*open_run(Path("made")).tokenizer.starts, 3, 1, 4]
     status, out, err = run("train", "--config=tune.py", "--workdir=tuned", "--cache=cache", "--json")
     assert status == 0, err
     before, after = (open_run(Path(name)) for name in ("made", "tuned"))

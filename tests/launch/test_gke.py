@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from launch.arguments import refuse_what_would_be_lost
+from launch.errors import UserError
 from launch.gke import decisive
 from launch.job import Job
 from launch.jobset import PARTS, Pool, code_maps, jobset
@@ -128,6 +130,14 @@ def test_exit_status_decides(start: Start, status: int, starts: int) -> None:
 )
 def test_what_failed_first_decides(ends: list[tuple[str, int]], status: int) -> None:
     assert decisive(ends) == status == decisive(ends[::-1])
+
+
+def test_a_directory_that_would_be_lost_is_refused() -> None:
+    for words in (["--workdir=runs/a"], ["--workdir", "a"]):
+        with pytest.raises(UserError, match=r"--workdir: '.*a' would be on the machines and deleted with them"):
+            refuse_what_would_be_lost(Job(name="a", arguments=("train", *words)))
+    for words in ([], ["--workdir=gs://bucket/a"], ["--workdir=/mnt/a"]):
+        refuse_what_would_be_lost(Job(name="a", arguments=("train", *words)))
 
 
 @needs_kubectl

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from tests.runs.whole import KEPT, TRAIN, content, done, leaves, refused, run, text
+from transformer.errors import UserError
+from transformer.files import alone
 from transformer.parallel.mesh import Mesh, make_mesh
-from transformer.run import open_run
+from transformer.run import claim, make, open_run
 
 
 @pytest.mark.smoke
@@ -244,6 +246,18 @@ def test_a_directory_of_another_configuration_is_refused_with_the_differences(tr
     assert "train.seed was 0, now 3" in line and "model.positions.kind was 'learned', now 'rotary'" in line
     assert "model.positions.base was 'absent', now 10000.0" in line and "model.depth" not in line
     assert content(trained) == before
+
+
+def test_a_directory_that_was_taken_since_it_was_free_is_left_alone(trained: Path, tmp_path: Path) -> None:
+    """Another process began a run there while this one read its text."""
+    before = content(trained)
+    with pytest.raises(UserError, match="another process has begun a run in run"):
+        claim(Path("run"), open_run(Path("run")).experiment)
+    assert content(trained) == before
+    make(tmp_path / "new")
+    with alone(tmp_path / "new"):
+        assert "another process trains" in refused(*TRAIN, f"--workdir={tmp_path / 'new'}")
+    assert not content(tmp_path / "new")
 
 
 def test_a_directory_with_foreign_files_is_refused(home: Path, tmp_path: Path) -> None:

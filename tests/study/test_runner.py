@@ -239,6 +239,15 @@ def test_directories_that_hold_something_else_are_left_alone(home: Path, whole: 
         assert not Path("new").exists()
 
 
+def test_a_study_that_another_process_runs_is_left_as_it_is(home: Path, whole: Any) -> None:
+    before = content(Path("whole"))
+    with alone(Path("whole")), pytest.raises(UserError, match="another process trains in whole"):
+        results(read(seeds=(0,)), "whole")
+    with pytest.raises(UserError, match=r"--arm: whole holds a study of other (seeds, )?arms; `study` without"):
+        results(read({"train.steps": "7"}, seeds=(0,)), "whole", arm="near zero")
+    assert content(Path("whole")) == before
+
+
 def start(workdir: str) -> subprocess.Popen[str]:
     words = ["study", "--config=file.py", "--cache=cache", f"--workdir={workdir}", "--json"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}

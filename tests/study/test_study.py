@@ -1,6 +1,7 @@
 """The study as written in a file: its arms, what it declares, and what is refused."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformer.errors import UserError
 from transformer.model.config import Model
 from transformer.model.layers import declared_leaves
 from transformer.settings import leaves
-from transformer.study.study import AGAIN, BASELINE, Study, check, load, resolve, to_json
+from transformer.study.study import AGAIN, BASELINE, Study, check, check_fields, load, resolve, to_json
 from transformer.training.config import Train
 from transformer.training.state import declarations, init_params
 
@@ -55,6 +56,33 @@ def test_an_arm_differs_from_the_baseline_in_what_it_declares_and_what_was_solve
         differ = {name: new[name] for name in new if new[name] != old.get(name)}
         assert differ == arm.changes | arm.solved and "model.width" in arm.solved
         assert abs(arm.quantities["parameters"] / base.quantities["parameters"] - 1) <= 0.01
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"question": 3},
+        {"baseline": {"model": 1}},
+        {"arms": {7: {}}},
+        {"arms": {"rms": "model.norm"}},
+        {"grid": {"model.depth": 3}},
+        {"seeds": 3},
+        {"seeds": ("a", "b")},
+        {"seeds": (True,)},
+        {"accept": "parameters"},
+        {"learning_rates": ("1e-3",)},
+        {"tuning_seed": 1.5},
+        {"again": 1},
+        {"lanes": "two"},
+        {"budget_hours": "3"},
+    ],
+    ids=str,
+)
+def test_a_field_of_another_type_is_named(field: dict[str, Any]) -> None:
+    ((name, value),) = field.items()
+    with pytest.raises(UserError, match=re.escape(f"study.{name}: {value!r} is not ")):
+        check_fields(study(**field))
+    check_fields(study(learning_rates=[1e-3, 1], lanes=2, budget_hours=3))
 
 
 def test_the_share_of_the_tables() -> None:

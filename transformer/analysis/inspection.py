@@ -99,7 +99,7 @@ def inspect(run: Run, params: Any, step: int, prompt: str) -> Inspection:
         run=run,
         step=step,
         prompt=prompt,
-        tokens=tokens_of(tokenizer, ids_T, prompt),
+        tokens=tokens_of(tokenizer, ids_T),
         embedding_TD=np.asarray(params["embedding"])[ids_T],
         added_TD=None if seen.added_BTD is None else np.asarray(seen.added_BTD)[0],
         places=positions_of(experiment.model, params, len(ids_T)),
@@ -143,7 +143,7 @@ def _length(x_TD: np.ndarray) -> np.ndarray:
     return length
 
 
-def tokens_of(tokenizer: Tokenizer, ids_T: np.ndarray, prompt: str) -> list[Token]:
+def tokens_of(tokenizer: Tokenizer, ids_T: np.ndarray) -> list[Token]:
     """The start token and the prompt's own, with the bytes that each stands for.
 
     These are the prompt's bytes but for what an imported tokenizer adds or leaves out.

@@ -83,7 +83,12 @@ class Runner:
             if hosts.is_first():
                 runs.make(self.workdir)
                 locks.enter_context(alone(self.workdir, shared=self.arm is not None))
-            arms = [arm for arm in self.claim(planned) if self.arm in (None, arm.name)]
+            try:
+                arms = [arm for arm in self.claim(planned) if self.arm in (None, arm.name)]
+            except UserError:
+                with contextlib.suppress(OSError):  # it holds something
+                    self.workdir.rmdir()
+                raise
             if hosts.is_first() and self.arm is not None:  # others may run other arms
                 part = self.workdir / "arms" / arms[0].folder
                 runs.make(part)
