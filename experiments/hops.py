@@ -6,8 +6,8 @@ The task is k-hop induction (arXiv:2402.09268, section 5), smaller than publishe
 characters instead of 98. All depths see the same rows for the same number of steps, at one learning rate, which was
 tried with 3 and 4 blocks; a deeper model has more weights, which is what is asked about.
 
-Expected: 1 to 5 blocks solve 0 to 4 hops in so few steps; docs/results/hops.md has the run. The published models of 2, 3,
-4 and 5 blocks, trained for longer, solve about 1, 3, 7 and 11.
+Expected: 1 to 5 blocks solve 0 to 4 hops in so few steps; docs/results/hops.md has the run. The published models of
+2, 3, 4 and 5 blocks, trained for longer, solve about 1, 3, 7 and 11.
 Costs: 15 runs of 800 steps of 32 rows; `cost` says how many hours here. If they are more than the budget of three,
 the deepest arms are dropped first, and listed; seeds are not.
 """

@@ -110,6 +110,14 @@ def test_status_2_and_one_line_for_wrong_input_in_a_real_process() -> None:
     assert found == Result(2, "", "error: config.model.dpth: model has no such setting (did you mean 'depth'?)\n")
 
 
+def test_a_process_that_was_stopped_does_not_wait_for_a_librarys_threads() -> None:
+    """JAX compiles in a pool of threads, which Python joins before it ends."""
+    words = "import concurrent.futures as c, sys, time; c.ThreadPoolExecutor().submit(time.sleep, 100); "
+    words += "from transformer.stopping import leave_soon; leave_soon(143, 0.2); sys.exit(143)"
+    found = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stdout, found.stderr) == (143, "", "")
+
+
 def test_a_python_without_the_libraries_is_one_line() -> None:
     words = [
         sys.executable,

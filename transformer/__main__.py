@@ -7,6 +7,7 @@ import threading
 try:
     from transformer.allocator import keep_freed_memory
     from transformer.cli import main
+    from transformer.stopping import leave_soon
 except ModuleNotFoundError as error:
     print(
         f"error: {error.name} is not installed for {sys.executable}; after `make demo` there is a Python that has all: "
@@ -31,4 +32,7 @@ if __name__ == "__main__":
         threading.excepthook = lambda error: None
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     keep_freed_memory()
-    sys.exit(main(COMMANDS, sys.argv[1:]))
+    status = main(COMMANDS, sys.argv[1:])
+    if status > 128:
+        leave_soon(status)
+    sys.exit(status)

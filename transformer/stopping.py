@@ -1,14 +1,15 @@
 """Stopping by signal: at once, or, inside ``deferred``, at the next safe moment.
 
-Python runs a signal's handler between two of its own instructions, so not while XLA compiles or
-SentencePiece trains, which can take minutes. Where leaving at once is right, a thread that the signal wakes
-sees to it that the process does.
+Python runs a signal's handler between two of its own instructions, so not while a library works in this thread
+(SentencePiece trains, an older JAX compiles), which can take minutes. Where leaving at once is right, a thread that the
+signal wakes sees to it that the process does.
 """
 
 import contextlib
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -71,6 +72,19 @@ def deferred(run: Any = None) -> Iterator[Asked]:
         asked.unsaved.discard(run)
         if not _inside:
             _asked = None
+
+
+def leave_soon(status: int, after: float = 2 * GRACE) -> None:
+    """The process ends with ``status`` within ``after`` seconds.
+
+    Leaving waits for a library's threads to end, and one in which XLA compiles may take minutes.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # its reader has left, or it is closed
+            stream.flush()
+    timer = threading.Timer(after, os._exit, [status])
+    timer.daemon = True
+    timer.start()
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
