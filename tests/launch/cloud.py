@@ -38,6 +38,7 @@ if sys.argv[1] == "plan":
 me = os.environ.get("WHO") or Path(os.environ["FAKE_MACHINE"]).name.partition("-")[2]
 out = Path(next(word for word in sys.argv if word.startswith("--workdir=")).partition("=")[2])
 saved, wanted = out / f"saved-{me}", json.loads((out / "wanted.json").read_text())
+part = out / f"part-{me}"
 begin = int(saved.read_text()) if saved.exists() else 0
 with open(out / "starts.jsonl", "a") as log:
     print(json.dumps([me, begin, [os.fsencode(word).hex() for word in sys.argv[1:]]]), file=log)
@@ -50,7 +51,8 @@ def stop(number, frame):
 signal.signal(signal.SIGTERM, stop)
 for step in range(begin, wanted["steps"]):
     time.sleep(0.05)
-    saved.write_text(str(step + 1))
+    part.write_text(str(step + 1))
+    part.rename(saved)  # whole, wherever it is killed
     print("step", step + 1, flush=True)
     if step + 1 - begin == wanted.get("after") and wanted["who"] in (me, "all"):
         sys.exit(wanted["end"])

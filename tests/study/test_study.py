@@ -17,7 +17,7 @@ from transformer.errors import UserError
 from transformer.model.config import Model
 from transformer.model.layers import declared_leaves
 from transformer.settings import leaves
-from transformer.study.study import AGAIN, BASELINE, Study, check, check_fields, load, resolve, to_json
+from transformer.study.study import AGAIN, BASELINE, Study, check, check_fields, folder, load, resolve, to_json
 from transformer.training.config import Train
 from transformer.training.state import declarations, init_params
 
@@ -83,6 +83,17 @@ def test_a_field_of_another_type_is_named(field: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=re.escape(f"study.{name}: {value!r} is not ")):
         check_fields(study(**field))
     check_fields(study(learning_rates=[1e-3, 1], lanes=2, budget_hours=3))
+
+
+def test_the_directory_of_an_arm() -> None:
+    for name, wanted in {
+        "depth=1, batch=4": "depth=1_batch=4",
+        "норма": "норма",
+        "a/../b": "a_.._b",
+        "..": "_",
+    }.items():
+        assert folder(name) == wanted
+    check(study(arms={"норма": {"model.norm": "rms_norm"}, "вращение": {"model.positions": "rotary"}}))
 
 
 def test_the_share_of_the_tables() -> None:

@@ -72,7 +72,8 @@ class Study:
 
 def folder(name: str) -> str:
     """An arm's name as a directory's."""
-    return re.sub(r"[^A-Za-z0-9._=-]+", "_", name)
+    found = re.sub(r"[^\w.=-]+", "_", name)
+    return found if found.strip(".") else "_"  # never the directory above
 
 
 @dataclasses.dataclass(frozen=True)
