@@ -1,6 +1,7 @@
 """What is the launcher's on a command line, what is the job's, and what follows from the job's."""
 
 import ast
+import difflib
 import hashlib
 import math
 import os
@@ -26,6 +27,9 @@ def split(argv: Sequence[str], known: Mapping[str, tuple[str | None, str]]) -> t
     for word in argv:
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.85) if word.startswith("--") else []
+            if near:  # the job would refuse it, on machines that have been paid for by then
+                raise UserError(f"--{name}: there is no such flag (did you mean --{near[0]}?)")
             rest.append(word)
             continue
         alone = known[name][0] == "false"

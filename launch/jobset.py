@@ -99,6 +99,7 @@ def jobset(
     hosts = pool.tpu.hosts if pool.tpu else pool.hosts
     told = not pool.tpu and hosts > 1
     environment = {"LAUNCH_FILES": FILES, "LAUNCH_SHA256": bundle.digest, "PYTHONUNBUFFERED": "1"}
+    environment["JAX_PLATFORMS"] = "tpu,cpu" if pool.tpu else "cuda,cpu"  # one that JAX does not find is an error
     if told:
         environment |= {"LAUNCH_COORDINATOR": f"{job.name}-host-0-0.{job.name}:{PORT}", "LAUNCH_HOSTS": str(hosts)}
     container = {

@@ -97,6 +97,7 @@ class Bundle:
         return hashlib.sha256(f"{self.digest}\n{self.setup}\n".encode() + self.arguments).hexdigest()
 
     def packed(self, environment: Mapping[str, str]) -> bytes:
+        environment = {"JAX_PLATFORMS": "tpu,cpu", **environment}  # a TPU that JAX does not find is an error, not a CPU
         content = {
             "code.tar.gz": self.code,
             "arguments": self.arguments,

@@ -66,6 +66,13 @@ def test_every_experiment_file_says_question_command_result_and_cost(path: Path)
         ({"model.positions": "rotary", "model.head_width": "3"}, ["positions", "rotary", "even", "3"]),
         ({"model.positions": "sinusoidal", "model.width": "5", "model.heads": "1"}, ["positions", "sinusoidal", "5"]),
         ({"model.positions": "rotary", "model.positions.base": "1"}, ["positions.base", "1"]),
+        (
+            {"model.positions": "rotary", "model.positions.scaling": "yarn", "model.positions.scaling.factor": "0.5"},
+            ["positions.scaling.factor: 0.5", "1 or more"],
+        ),
+        ({"data.source": "a.txt", "data.validation": "2"}, ["data.validation: 2"]),
+        ({"data.source": "a.txt,"}, ["data.source", "empty name"]),
+        ({"data.piece_bytes": "8"}, ["data.piece_bytes: 8"]),
         ({"model.depth": "0"}, ["config.model.depth: 0"]),
         ({"model.context": "-1"}, ["config.model.context: -1"]),
         ({"model.head_width": "0"}, ["config.model.head_width: 0"]),

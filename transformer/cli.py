@@ -137,7 +137,12 @@ def _dispatch(commands: dict[str, str], argv: list[str]) -> int:
     except flags.UnrecognizedFlagError as error:
         raise UserError(f"--{error.flagname}: {name} has no such flag{did_you_mean(error.flagname, values)}") from error
     except flags.Error as error:
-        raise UserError(str(error).splitlines()[0]) from error
+        line = str(error).splitlines()[0]
+        wrong = re.fullmatch(r"flag --(\w+)=(.*?): (invalid literal for int|could not convert string to float).*", line)
+        if wrong:
+            kind = "a whole number" if "int" in wrong[3].split() else "a number"
+            line = f"--{wrong[1]}: {wrong[2]!r} is not {kind}"
+        raise UserError(line) from error
     if extra and command.argument and not values[command.argument].value:
         values[command.argument].value = extra.pop(0)
     if extra and command.rest:

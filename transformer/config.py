@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from transformer.data import prepare
 from transformer.data.prepare import Data
 from transformer.data.tasks.task import Task
 from transformer.data.tokenizer import Bpe, Bytes, Symbols, TokenizerConfig, Unigram
@@ -162,6 +163,7 @@ def check_source(e: Experiment) -> None:
     if not isinstance(source, Task):
         if isinstance(e.tokenizer, Symbols):
             raise UserError("config.tokenizer: symbols are for a synthetic task, and data.source is text; set bpe")
+        prepare.check(e.data)
         return
     task = tag_of(type(source))
     if not isinstance(e.tokenizer, Symbols):

@@ -99,7 +99,8 @@ def override(tree: T, changes: Mapping[str, Any], path: str = "config") -> T:
             raise UserError(f"{path}.{dotted}: ends with a dot, where a name is missing")
         if head not in known:
             owner = tag_of(cls)
-            raise UserError(f"{path}.{head}: {owner} has no such setting{did_you_mean(head, known)}")
+            none = "" if known else "; it has none, leave this out"
+            raise UserError(f"{path}.{head}: {owner} has no such setting{did_you_mean(head, known)}{none}")
         groups.setdefault(head, {})[rest] = value
     new: dict[str, Any] = {}
     for head, group in groups.items():

@@ -34,6 +34,8 @@ def test_the_launchers_flags_are_taken_out_wherever_they_stand_and_all_else_stay
         (["--zone"], "--zone: has no value, write --zone=VALUE"),
         (["--zone=a", "--zone=b"], "--zone: is given twice"),
         (["--zone=a", "--spot=yes"], "--spot: 'yes' is neither true nor false"),
+        (["--zone=a", "--spots"], "--spots: there is no such flag (did you mean --spot?)"),
+        (["--zone=a", "--node=3"], "--node: there is no such flag (did you mean --nodes?)"),
     ],
 )
 def test_wrong_use_of_a_flag(words, wrong):
@@ -43,7 +45,7 @@ def test_wrong_use_of_a_flag(words, wrong):
 
 
 @pytest.mark.parametrize(
-    "words", [["--zone=a", "-spot", "--spots", "zone=b", "--nodes2=3", "---spot"], ["--zone=", "--spot=false"]]
+    "words", [["--zone=a", "-spot", "--spotless", "zone=b", "--nod=3"], ["--zone=", "--spot=false"]]
 )
 def test_what_only_looks_like_a_flag_of_the_launcher(words):
     values, rest = split(words, KNOWN)

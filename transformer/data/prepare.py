@@ -115,13 +115,12 @@ def _prepare(data: Data, tokenizer: TokenizerConfig, cache: Path, log: Log) -> P
     if isinstance(data.source, Task):
         report = {"task": {"kind": tag_of(type(data.source))} | to_dict(data.source)}
         return Prepared(SymbolTokenizer(data.source.symbols), [], [], report, data.source.content_hash, cache)
-    names = [name.strip() for name in data.source.split(",")]
-    _check(data, names)
+    check(data)
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{cache}: cannot be used as a cache: {error.strerror}") from None
-    sources = [corpora.source(name, data.text_field, cache, log) for name in names]
+    sources = [corpora.source(name, data.text_field, cache, log) for name in _names(data)]
     files = [file for source in sources for file in source.files]
     readers.check_text_field(files, data.text_field, data.source)
     if data.validation != 0.1 and all(source.held_out is not None for source in sources):
@@ -147,7 +146,14 @@ def _prepare(data: Data, tokenizer: TokenizerConfig, cache: Path, log: Log) -> P
     return _open(entry, tokenizer)
 
 
-def _check(data: Data, names: Sequence[str]) -> None:
+def _names(data: Data) -> list[str]:
+    assert isinstance(data.source, str)  # and no task
+    return [name.strip() for name in data.source.split(",")]
+
+
+def check(data: Data) -> None:
+    """UserError for settings of texts that no text could have."""
+    names = _names(data)
     if not all(names):
         raise UserError(f"data.source: {data.source!r} has an empty name in it")
     if data.weights and len(data.weights) != len(names):

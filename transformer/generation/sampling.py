@@ -41,9 +41,9 @@ def check(sampling: Sampling) -> None:
     for name, (value, low, high) in ranges.items():
         if not (low <= value <= high and math.isfinite(value)):
             upper = f" to {high:g}" if math.isfinite(high) else " or more"
-            raise UserError(f"--{name}: {value} is not {low:g}{upper}")
+            raise UserError(f"--{name}: {value} is not a number of {low:g}{upper}")
     if not (sampling.repetition_penalty > 0 and math.isfinite(sampling.repetition_penalty)):
-        raise UserError(f"--repetition_penalty: {sampling.repetition_penalty} is not above 0")
+        raise UserError(f"--repetition_penalty: {sampling.repetition_penalty} is not a number above 0")
     usual = Sampling()
     for name in ("top_k", "top_p", "min_p"):
         if sampling.greedy and getattr(sampling, name) != getattr(usual, name):

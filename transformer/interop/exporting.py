@@ -94,7 +94,6 @@ def export(run: Run, to: Path, which: str, shard_bytes: int = SHARD_BYTES) -> di
             "/".join(str(key.key) for key in path): np.asarray(leaf)
             for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
         }
-        fresh.mkdir(parents=True)
         _write_tensors(fresh, weights.write(family, flat, declared, said.depth), shard_bytes)
         write_json(fresh / source.CONFIG, config)
         tokenizer = write_tokenizer(run, fresh)

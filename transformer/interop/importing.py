@@ -92,7 +92,6 @@ def import_run(
         say(f"{origin}: {found.family.name}, {len(found.published.source.shapes)} tensors")
         fingerprint = found.published.tokenizer.tokenizer(found.experiment.vocab_size).fingerprint
         params = read_params(found)
-        fresh.mkdir(parents=True)
         found.published.tokenizer.write(fresh)
         with jax.set_mesh(make_mesh(Mesh())):
             checkpoints = Checkpoints(fresh / files.CHECKPOINTS, keep=1)

@@ -262,6 +262,9 @@ def check(model: Model) -> None:
         for name in ("factor", "original_context", "fast", "slow", "low", "high"):
             if getattr(positions.scaling, name, 1) <= 0:
                 raise UserError(f"{where}.scaling.{name}: {getattr(positions.scaling, name)} is not above 0")
+        factor = getattr(positions.scaling, "factor", 1)
+        if factor < 1:
+            raise UserError(f"{where}.scaling.factor: {factor} would shorten the context; set 1 or more")
         if isinstance(positions.scaling, Ntk) and features == 2:
             raise UserError(f"{where}.scaling: ntk needs more than one pair of numbers in a head")
     if isinstance(positions, Sinusoidal) and model.width % 2:

@@ -101,4 +101,4 @@ def check_divides(what: str, shape: tuple[int, ...], axes: tuple[str, ...], mesh
         parts = shards(name, mesh_sizes)
         if size % parts:
             where = " x ".join(f"mesh.{axis}={mesh_sizes[axis]}" for axis in mesh_axes(name))
-            raise UserError(f"{what}: {name} of {size} does not divide over {where}")
+            raise UserError(f"{what}: {name} of {size} does not divide over {where}; change either")
