@@ -1,4 +1,4 @@
-"""A job that was given an accelerator and does not find it ends: JAX takes what is asked for in JAX_PLATFORMS or fails."""
+"""A job that was given an accelerator and does not find it ends: JAX takes what JAX_PLATFORMS asks for, or fails."""
 
 import io
 import subprocess
