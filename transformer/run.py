@@ -38,13 +38,17 @@ class Run:
     experiment: Experiment
     tokenizer: Tokenizer
 
-    def of_text(self) -> "Run":
-        """Itself. UserError where it was trained on a synthetic task."""
+    def of_text(self, flag: str = "--run") -> "Run":
+        """Itself. UserError, about what ``flag`` asks for, where it was trained on a synthetic task."""
         if isinstance(self.experiment.data.source, Task):
             raise UserError(
-                f"--run: {self.directory} was trained on a synthetic task: it answers, and continues nothing"
+                f"{flag}: {self.directory} was trained on a synthetic task: it answers, and no text is read or continued"
             )
         return self
+
+    def begin(self, text: str) -> list[int]:
+        """The ids of a text behind the start token, if these weights have one. It is added here and nowhere else."""
+        return [*self.tokenizer.starts, *self.tokenizer.encode(text).tolist()]
 
     def on_one_device(self) -> "Run":
         """The same run with a mesh of ones, for sampling and measuring where it was not trained."""

@@ -95,6 +95,19 @@ def test_the_same_for_other_forms_of_the_model(changes: dict[str, Any]) -> None:
         assert row.ids == plain(config, params, whole)[0, len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("prompt", [[END], [END, 1, 2], [END, 1, 2, 3], [END, 1, 2, 3, 4]], ids=len)
+def test_a_cache_that_is_just_full_writes_over_its_oldest_entry(prompt: list[int]) -> None:
+    """G04: a window of 4, from before it is full to twice round: logits of the model alone, which has no cache."""
+    config = experiment(attention=Attention(span=Sliding(window=4)), positions=Rotary(), depth=1)
+    params, generator, lengths_B = weights(config), Generator(config, GREEDY, ()), np.array([len(prompt)], np.int32)
+    text = prefill(generator, params, np.array([prompt], np.int32), lengths_B, np.zeros(1, bool), 16)
+    assert {x.shape for x in jax.tree.leaves(text.cache)} == {(1, 4, 4, 4)}
+    for length in range(len(prompt), 12):
+        whole = np.asarray(text.tokens_BS)[:, :length]
+        np.testing.assert_allclose(text.logits_BV, plain(config, params, whole)[:, -1], atol=1e-5, rtol=0)
+        text = extend(generator, params, text, lengths_B + 12, 1, np.uint32(0))
+
+
 def test_in_bfloat16_the_cache_has_the_computations_dtype_and_logits_agree_to_its_precision() -> None:
     config = experiment(dtype="bfloat16")
     params, generator = weights(config), Generator(config, GREEDY, ())

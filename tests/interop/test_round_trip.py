@@ -17,12 +17,13 @@ from transformer.errors import UserError
 from transformer.files import CHECKPOINTS
 from transformer.interop.exporting import export, home
 from transformer.interop.importing import look, read_params
+from transformer.interop.keys import Keys
 from transformer.jsons import write_json
 from transformer.model.attention import Attention
 from transformer.model.config import Model
 from transformer.model.mlp import Gelu, Swiglu
 from transformer.model.norms import RmsNorm
-from transformer.model.positions import Alibi, Rotary
+from transformer.model.positions import Alibi, Linear, Rotary
 from transformer.model.spans import Sliding
 from transformer.parallel.mesh import Mesh, make_mesh
 from transformer.run import open_run
@@ -143,6 +144,19 @@ def test_an_option_without_a_home_is_named(option):
         home(HOMELESS[option])
     assert option.replace("model.", "model.") in str(refused.value)
     assert "stack" not in str(refused.value)
+
+
+@pytest.mark.parametrize("style", [("rope_theta", "rope_scaling"), ("rope_parameters",)], ids=["older", "newer"])
+def test_rotary_settings_go_out_in_both_styles_and_either_is_enough(style):
+    """I02: base 500000, angles divided by 2: neither is lost, so logits far from the start stay as they are."""
+    model = dataclasses.replace(HOMES["llama"], positions=Rotary(base=5e5, scaling=Linear(factor=2.0)))
+    family, values, _ = home(model)
+    assert values["rope_theta"] == values["rope_parameters"]["rope_theta"] == 5e5
+    assert values["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
+    assert values["rope_parameters"] == {"rope_theta": 5e5, **values["rope_scaling"]}
+    other = {"rope_theta", "rope_scaling", "rope_parameters"}.difference(style)
+    found = family.read(Keys("config.json", {k: v for k, v in values.items() if k not in other}))
+    assert found.positions == model.positions
 
 
 def test_a_model_without_biases_goes_out_as_one_whose_biases_are_zero(tmp_path):

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from launch.machines import Request
+from launch.queued import QueuedResource
+from launch.tpus import parse
 from tests.launch.cloud import ROOT, Bench, gcloud_environment, make_checkout, wait_until
 from tests.launch.fake_machines import SSHD, processes
 from tests.launch.fake_tpu import GRANTED, Cloud
@@ -87,6 +90,36 @@ def test_two_slices_run_the_exact_code_with_the_exact_arguments(start: Start, gc
     assert made["spot"] == {}
     odd = list(bench.folder.glob("machines/*/home/.launch/demo/code-*/odd name\n"))
     assert [path.read_text() for path in odd] == ["not committed"] * 4
+
+
+@pytest.mark.parametrize(
+    ("nodes", "state"),
+    [
+        ([("READY", "HEALTHY")], "ready"),
+        ([("READY", "UNHEALTHY_TENSORFLOW")], "broken"),
+        ([("PREEMPTED", "HEALTHY")], "broken"),
+        ([("STOPPED", "HEALTHY")], "broken"),
+        ([("A_NEW_WORD", "HEALTHY")], "broken"),
+        ([("READY", "HEALTHY"), ("PREEMPTED", "HEALTHY")], "broken"),
+        ([("STARTING", "HEALTHY")], "waiting"),
+        ([], "waiting"),
+    ],
+)
+@pytest.mark.parametrize("older", [False, True])
+def test_what_is_found(monkeypatch: pytest.MonkeyPatch, nodes: list[tuple[str, str]], state: str, older: bool) -> None:
+    """X02: anything but ready and healthy is not usable; X03: nor is a node that another request has left behind."""
+    request = Request(name=NAME, owner="me", slice=parse("v5e:4x4"), slices=1, zone="us-east5-a")
+    spec = {"nodeSpec": [{"node": {"labels": request.labels}}]}
+    made = {"name": f"p/queuedResources/{NAME}", "state": {"state": "ACTIVE"}, "tpu": spec}
+    end = {"networkEndpoints": [{"ipAddress": "10.0.0.1"}], "labels": request.labels}
+    found = [
+        {"name": NAME, "queuedResource": made["name"], "state": word, "health": health, **end} for word, health in nodes
+    ]
+    left = [{"name": NAME, "queuedResource": "p/queuedResources/older", "state": "READY", **end}] if older else []
+    monkeypatch.setattr("launch.queued.ask", lambda command: [made] if "queued-resources" in command else left + found)
+    seen = QueuedResource(request).look()
+    assert seen.state == state
+    assert [worker.name for worker in seen.workers] == (["0.0"] if state == "ready" else [])
 
 
 @ONLY_REAL

@@ -136,6 +136,23 @@ def test_a_signal_reaches_each_once_and_ends_all_attempts(home, number, whole_gr
         assert noted(home / "runs/out", "received", i) == [[number]] and noted(home / "runs/out", "tries", i) == 1
 
 
+def test_what_ends_a_job_leaves_others_of_the_machine_alone(home):
+    """X11: two jobs; one loses a process and so ends its other one, and is stopped before it is tried again."""
+    behave(home / "runs/other", _0=["long"])
+    behave(home / "runs/out", _0=["exit 137 0"], _1=["long"])
+    other = start(home, "--config=config.py", "--workdir=runs/other", "--name=other")
+    until(lambda: (home / "runs/other/begun-0").exists())
+    process = start(home, *RUN, "--processes=2", "--attempts=2")
+    until(lambda: (home / "runs/out/received-1").exists())
+    assert launch(home, "stop", "--name=j")[0] == 0
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    other.send_signal(signal.SIGINT)  # which no other job is sent
+    other.communicate(timeout=30)
+    assert other.returncode == 130
+    assert noted(home / "runs/other", "received") == [[signal.SIGINT]] and noted(home / "runs/other", "tries") == 1
+
+
 def test_a_job_that_is_killed_is_tried_again_and_a_signal_ends_the_pause(home):
     behave(home / "runs/out", _0=["exit 137 0", "long"])
     process = start(home, *RUN, "--attempts=2")

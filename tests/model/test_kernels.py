@@ -157,6 +157,22 @@ def test_splash_equals_plain(packed: bool, window: int | None, cap: float | None
     assert_same(both(functools.partial(fused.splash, interpret=True), x, how), both(kernels.plain, x, how), 5e-6)
 
 
+@pytest.mark.parametrize(("name", "long"), [("plain", False), ("blockwise", False), ("blockwise", True)])
+def test_a_window_of_4_shows_4_keys(name: str, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M05: 1, 2, 3, 4, 4, 4, 4, 4 keys, the query's own among them; cuDNN refuses windows, splash is held above."""
+    monkeypatch.setattr(blockwise, "WRITTEN_OUT", 0 if long else 1024)
+    monkeypatch.setattr(blockwise, "BLOCK", 2)
+    mask = dataclasses.replace(causal(8), window=4)
+    alike = jnp.zeros((1, 8, 1, 1, 8)), jnp.zeros((1, 8, 1, 8))  # every key that is seen has the same weight
+    shares_TS = small.jit(KERNELS[name].run)(*alike, jnp.eye(8)[None, :, None], mask, Scoring())[0, :, 0, 0]
+    wanted_TS = np.tri(8) - np.tri(8, k=-4)
+    assert wanted_TS.sum(1).tolist() == [1, 2, 3, 4, 4, 4, 4, 4]
+    np.testing.assert_allclose(shares_TS, wanted_TS / wanted_TS.sum(1, keepdims=True), atol=1e-6)
+    gpu = dataclasses.replace(CPU, platform="gpu", packed=False, window=4)
+    with pytest.raises(UserError, match="cudnn cannot be used here: it masks whole rows alone"):
+        choose("cudnn", gpu)
+
+
 def memory(context: int, name: str) -> int:
     """Bytes of temporaries of a forward and backward pass, as the compiler plans them."""
     shape = jax.ShapeDtypeStruct((1, context, 2, 1, 16), jnp.float32)

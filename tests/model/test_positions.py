@@ -8,6 +8,7 @@ import pytest
 
 from tests import small
 from transformer.model.positions import POSITIONS, Learned, Rotary, Sinusoidal, angles, rotate
+from transformer.model.scores import alibi_slopes
 
 FAR = np.array([[256, 257, 258]], np.int32)
 
@@ -45,6 +46,14 @@ def test_rotation_is_done_in_float32_and_rounded_once():
 def test_angles_fall_from_one_by_the_base():
     """Position times base^(-2i/features), by hand."""
     np.testing.assert_allclose(angles(np.array([[0, 1, 3]]), 4, 100.0)[0], [[0, 0], [1, 0.1], [3, 0.3]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("heads", "powers"), [(8, range(1, 9)), (6, [2, 4, 6, 8, 1, 3]), (12, [*range(1, 9), 0.5, 1.5, 2.5, 3.5])]
+)
+def test_the_slopes_of_alibi(heads, powers):
+    """M03: 2^-1 to 2^-8 for 8 heads; 6 have those of 4, then of 8 the first and the third."""
+    np.testing.assert_array_equal(alibi_slopes(heads), np.float32(2.0) ** -np.array(powers, np.float32))
 
 
 def test_only_the_distance_matters_to_rotary():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ HARD = (
     "--config.train.eval_windows=11",
     "--config.train.log_every=1",
 )
+TRACE = "--config.train.profile=6,6"
 # Every row that a process reads is noted: "step row hash".
 ROWS = """
 noted = Loader.batch_at
@@ -39,12 +41,35 @@ def rows_and_note(self, step, rows=None):
 
 Loader.batch_at = rows_and_note
 """
+# ``DO=LATE:2`` takes so many seconds to read a checkpoint. When that is read, and when the run goes on, is noted.
+LATE = """
+import orbax.checkpoint as ocp
+
+read, restore = ocp.CompositeCheckpointHandler.restore, Checkpoints.restore
+
+def note(name):
+    with open(os.environ["BATCHES"] + name, "a") as file:
+        file.write(f"{time.monotonic()}\\n")
+
+def read_and_wait(self, *args, **more):
+    found = read(self, *args, **more)
+    time.sleep(when if what == "LATE" else 0)
+    note(".read")
+    return found
+
+def restore_and_note(self, *args):
+    found = restore(self, *args)
+    note(".went_on")
+    return found
+
+ocp.CompositeCheckpointHandler.restore, Checkpoints.restore = read_and_wait, restore_and_note
+"""
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hosts")
-    (folder / "acts.py").write_text(EXPERIMENT + ACTS + ROWS)
+    (folder / "acts.py").write_text(EXPERIMENT + ACTS + ROWS + LATE)
     (folder / "text.txt").write_text(text(0))
     return folder
 
@@ -58,7 +83,7 @@ def train(home: Path, processes: int, workdir: str, *more: str, **how: Any) -> l
 @pytest.fixture(scope="module")
 def whole(home: Path) -> list[Result]:
     """Two processes, never stopped."""
-    found = train(home, 2, "whole")
+    found = train(home, 2, "whole", TRACE)
     assert [r.status for r in found] == [0, 0], found
     return found
 
@@ -92,8 +117,11 @@ def last_lines(found: list[Result]) -> list[str]:
 
 
 def test_two_processes_train_as_one(home: Path, whole: list[Result]) -> None:
-    """S05, S01: each reads its half of the rows, the losses are those of one process; the first alone speaks."""
-    [one] = train(home, 1, "one")
+    """S05, S01: each reads its half of the rows, the losses are those of one process; the first alone speaks.
+
+    With everything that only one of them writes: metrics, evaluations, checkpoints, samples, a trace of one step.
+    """
+    [one] = train(home, 1, "one", TRACE)
     assert one.status == 0, one.err
     [everything], halves = rows(home, "one", 1), rows(home, "whole", 2)
     assert not halves[0].keys() & halves[1].keys() and len(halves[0]) == len(halves[1]) == STEPS * 8
@@ -104,7 +132,21 @@ def test_two_processes_train_as_one(home: Path, whole: list[Result]) -> None:
     assert "Gloo" not in whole[0].err and "step 12/12" in whole[0].err
     assert_close(json.loads(whole[0].out), json.loads(one.out))
     assert sorted(p.name for p in (home / "whole").iterdir()) == sorted(p.name for p in (home / "one").iterdir())
+    assert {"profile", "metrics.jsonl", "checkpoints", "samples.json"} <= {p.name for p in (home / "whole").iterdir()}
     assert json.loads((home / "whole" / "provenance.json").read_text())["processes"] == 2
+
+
+@pytest.mark.exhaustive
+def test_all_wait_for_one_that_is_slow_to_read_a_checkpoint(home: Path, whole: list[Result]) -> None:
+    """K14: the first one reads for seconds; until then no other goes on, and then all end as if it had not."""
+    shutil.copytree(home / "whole", home / "late")
+    shutil.rmtree(home / "late" / "checkpoints" / str(STEPS))
+    found = train(home, 2, "late", TRACE, do={0: "LATE:2"})
+    assert [r.status for r in found] == [0, 0] and "going on after step" in found[0].err, found
+    read, went_on = ((home / f"late_2.{name}").read_text().split() for name in ("0.batches.read", "1.batches.went_on"))
+    assert float(went_on[0]) > float(read[0])
+    assert (home / "late" / "metrics.jsonl").read_bytes() == (home / "whole" / "metrics.jsonl").read_bytes()
+    assert state_of(home / "late") == state_of(home / "whole")
 
 
 @pytest.mark.exhaustive

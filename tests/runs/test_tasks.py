@@ -117,10 +117,10 @@ def test_a_study_of_a_task(task: Path, home: Path) -> None:
 
 
 def test_what_makes_no_sense_on_a_task_is_refused(task: Path) -> None:
-    assert "continues nothing" in refused("sample", "--run=task", "--prompt=1")
-    assert "continues nothing" in refused("inspect", "--run=task", "--prompt=1")
-    assert "continues nothing" in refused("ablate", "--run=task")
-    assert "reads no text" in refused("evaluate", "--run=task", "--text=text.txt")
+    assert "no text is read or continued" in refused("sample", "--run=task", "--prompt=1")
+    assert "no text is read or continued" in refused("inspect", "--run=task", "--prompt=1")
+    assert "no text is read or continued" in refused("ablate", "--run=task")
+    assert "no text is read or continued" in refused("evaluate", "--run=task", "--text=text.txt")
     assert "--stride" in refused("evaluate", "--run=task", "--stride=4")
     assert "no effect here" in refused("train", "--config=task.py", "--workdir=x", "--config.train.prompts=1")
     assert "too short" in refused("train", "--config=task.py", "--workdir=x", "--config.model.context=8")

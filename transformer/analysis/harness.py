@@ -17,7 +17,6 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
 from transformer.analysis.requests import Requests
-from transformer.data.tasks.task import Task
 from transformer.errors import UserError, did_you_mean
 from transformer.generation.sampling import Sampling
 from transformer.run import Run
@@ -104,8 +103,7 @@ def run_tasks(
 ) -> dict[str, Any]:
     """Every metric of every task: ``shots`` examples before each question (none: as the task says), the first ``limit``
     questions (none: all)."""
-    if isinstance(run.experiment.data.source, Task):
-        raise UserError("--tasks: the run was trained on a synthetic task and reads no text; leave it out")
+    run.of_text("--tasks")
     for flag, value, least in (("shots", shots, 0), ("limit", limit, 1)):
         if value is not None and value < least:
             raise UserError(f"--{flag}: {value} is too small, set {least} or more")

@@ -32,8 +32,7 @@ def validation(run: Run, cache: Path, log: Log) -> Documents:
 
 def texts(run: Run, source: str) -> Encoded:
     """The documents of a user's file, encoded as training text is."""
-    if isinstance(run.experiment.data.source, Task):
-        raise UserError("--text: the run was trained on a synthetic task and reads no text; leave it out")
+    run.of_text("--text")
     piece_bytes = run.experiment.data.piece_bytes
     field = run.experiment.data.text_field  # of JSON lines and Parquet; a plain file has none
     found = [b"".join(d.chunks()) for file in find(source) for d in read(file, field)]

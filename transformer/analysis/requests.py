@@ -44,10 +44,6 @@ class Requests:
     def context(self) -> int:
         return self.run.experiment.model.context
 
-    def begin(self, text: str) -> list[int]:
-        """The ids of a text behind the start token, if these weights have one."""
-        return [*self.run.tokenizer.starts, *self.run.tokenizer.encode(text).tolist()]
-
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
         """How likely each continuation is behind its context. UserError for an empty one, for one that is longer than
         the model's context, and for one with nothing before it."""
@@ -75,8 +71,8 @@ class Requests:
         if not continuation:
             raise UserError(f"--tasks: the continuation of {context[-40:]!r} is empty; nothing is to be scored")
         kept = context.rstrip()
-        whole = self.begin(context + continuation)
-        return whole, max(len(whole) - len(self.begin(kept)), 1)
+        whole = self.run.begin(context + continuation)
+        return whole, max(len(whole) - len(self.run.begin(kept)), 1)
 
     def texts(self, texts: Sequence[str]) -> list[float]:
         """The log-probability of each text, every token once: in windows of the whole context, without overlap but for
@@ -120,7 +116,7 @@ class Requests:
         room = self.context - new
         if room < 1:
             raise UserError(f"--tasks: {new} new tokens are asked for, and the model's context is {self.context}")
-        ids = [self.begin(prompt) for prompt in prompts]
+        ids = [self.run.begin(prompt) for prompt in prompts]
         if not all(ids):
             raise UserError("--tasks: a prompt is empty, and these weights have no token that starts a text")
         self.shortened += sum(len(one) > room for one in ids)

@@ -32,8 +32,8 @@ class Sample(NamedTuple):
 
 
 def encode_prompts(run: Run, prompts: Sequence[str]) -> list[list[int]]:
-    """Ids of each prompt behind the start token, which is added here and nowhere else in generation."""
-    found = [[*run.tokenizer.starts, *run.tokenizer.encode(prompt).tolist()] for prompt in prompts]
+    """Ids of each prompt behind the start token. UserError where there is nothing to begin with."""
+    found = [run.begin(prompt) for prompt in prompts]
     if not all(found):
         raise UserError("--prompt: is empty, and these weights have no token that starts a text; give one")
     return found

@@ -19,15 +19,15 @@ def whole(flag: str, target: Path) -> Iterator[Path]:
 
     UserError where the target holds anything, cannot be written, or is being written by another process.
     """
-    target = target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{flag}: {target} is not empty; choose another directory")
-    fresh, above = target.with_name(target.name + UNFINISHED), [p for p in target.parents if not p.exists()]
+    place = target.absolute()
+    fresh, above = place.with_name(place.name + UNFINISHED), [p for p in place.parents if not p.exists()]
     try:
         with _held(flag, fresh):
             try:
                 yield fresh
-                fresh.rename(target)
+                fresh.rename(place)
             finally:
                 shutil.rmtree(fresh, ignore_errors=True)
     except OSError as error:
