@@ -36,12 +36,12 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
-def study(baseline: Experiment, **more: Any) -> Study:
+def study(baseline: Experiment, arms: dict[str, dict[str, Any]] = ARMS, **more: Any) -> Study:
     """The arms, beside a model with multi-head attention."""
     return Study(
         question="Which kind of attention gives the best model, for how large a cache?",
         baseline=baseline,
-        arms=ARMS,
+        arms=arms,
         seeds=(0, 1, 2),
         accept=("parameters", "block_parameters", "flops", "bytes"),
         budget_hours=3,

@@ -42,7 +42,7 @@ class Run:
         """Itself. UserError, about what ``flag`` asks for, where it was trained on a synthetic task."""
         if isinstance(self.experiment.data.source, Task):
             raise UserError(
-                f"{flag}: {self.directory} was trained on a synthetic task: it answers, and no text is read or continued"
+                f"{flag}: {self.directory} learned a synthetic task: it answers, and no text is read or continued"
             )
         return self
 
