@@ -13,6 +13,7 @@ import pytest
 from tests import small
 from transformer import config
 from transformer.analysis.cost import cache, count_parameters, forward_flops
+from transformer.analysis.watch import look
 from transformer.errors import UserError
 from transformer.generation.decode import Generator, continue_prompts
 from transformer.generation.sampling import Sampling
@@ -91,3 +92,12 @@ def test_it_generates_from_its_cache_what_it_does_without(file):
             for cached in (True, False)
         )
     assert with_cache == without and len(with_cache[0].ids) > 1
+
+
+def test_weights_that_it_does_not_tell_are_not_made_up(file):
+    e = few(file)
+    with (
+        small.on(Mesh()),
+        pytest.raises(UserError, match=r"^config.model.attention.projection: mean has no method mix"),
+    ):
+        look(e, jax.tree.map(jnp.asarray, small.weights(e)), jnp.zeros((1, 8), jnp.int32))

@@ -32,8 +32,6 @@ from transformer.model.spans import Pattern, Sliding
 from transformer.run import Run
 
 PROMPT = "a cat é"  # with the start: 9 tokens of bytes
-NO_MAP = (Differential, Linear)
-PAIRWISE = [v for v in pairwise() if not isinstance(v["attention.projection"], NO_MAP)]
 # Each part of the view once; the pairs of all kinds are `exhaustive`.
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -53,6 +51,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "tie_embeddings": True,
         "stack": "scan",
     },
+    "differences": {"positions": Rotary(), "attention": Attention(projection=Differential(), span=Sliding(window=4))},
+    "states": {"loops": 2, "attention": Attention(projection=Linear(), gate=True)},
     "latent": {"positions": Rotary(), "attention": Attention(projection=Latent(kv_rank=6, rope_width=4))},
     "sinks, slopes, side by side": {
         "positions": Alibi(),
@@ -108,7 +108,7 @@ def check(found: Inspection, params: Any) -> None:
         assert (gap >= np.abs(found.attention_PT - found.mlp_PT) - 1e-4).all()
 
 
-FIRST = ("windows, rotary, loops", "sinks, slopes, side by side")
+FIRST = ("windows, rotary, loops", "sinks, slopes, side by side", "differences", "states")
 MORE = [pytest.param(name, marks=pytest.mark.exhaustive) for name in VARIANTS if name not in FIRST]
 
 
@@ -119,7 +119,7 @@ def test_what_is_shown_is_the_oracles(name: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("variant", PAIRWISE, ids=model_name)
+@pytest.mark.parametrize("variant", pairwise(), ids=model_name)
 def test_what_is_shown_of_every_kind_is_the_oracles(variant: dict[str, Any]) -> None:
     run, params = run_of(**settings(variant))
     check(inspect(run, params, 3, PROMPT), params)
@@ -180,15 +180,6 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_lengths(plain: tu
     assert len(inspect(*plain, 3, "x" * 63).tokens) == 64
     with pytest.raises(UserError, match=r"--prompt: 65 tokens .* exceed the context of 64 of run; shorten it"):
         inspect(*plain, 3, "x" * 64)
-
-
-@pytest.mark.parametrize("projection", NO_MAP, ids=lambda kind: kind.__name__)
-def test_attention_without_one_map_of_a_head_is_refused_by_name(projection: type) -> None:
-    """A state in place of keys; two maps that are subtracted."""
-    run, params = run_of(context=20, attention=Attention(projection=projection()))
-    name = projection.__name__.lower()
-    with pytest.raises(UserError, match=rf"^config.model.attention.projection: a head of {name} is no single map"):
-        inspect(run, params, 3, "abc")
 
 
 def test_positions_are_told_as_what_they_are() -> None:

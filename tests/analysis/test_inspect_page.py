@@ -17,6 +17,7 @@ from transformer.analysis import inspection
 from transformer.analysis.inspect_page import packed, write_inspection
 from transformer.analysis.inspection import Inspection, inspect
 from transformer.model.attention import Attention
+from transformer.model.linear import Linear
 from transformer.model.positions import Alibi, None_, Relative, Rotary
 from transformer.model.spans import Sliding
 
@@ -40,6 +41,7 @@ def found() -> dict[str, Inspection]:
         "deep": one("deep", PROMPT, depth=3, heads=2, positions=Rotary(), attention=Attention(span=Sliding(window=3))),
         "evil": one("a & <b>", EVIL + "\x00\u202e שלום 👩\u200d🚀\n", depth=1, positions=Alibi()),
         "start": one("start", "", depth=1, positions=None_()),
+        "signed": one("signed", PROMPT, depth=1, heads=2, attention=Attention(projection=Linear())),
         "relative": one("relative", "ab", depth=1, positions=Relative()),
     }
     patch.undo()
@@ -89,6 +91,33 @@ def test_the_numbers_on_the_page_are_those_of_the_pass(
         assert words(page, ".box h3")[0].startswith("Token") and len(words(page, ".heads button")) == 8
         lens = words(page, ".lens tbody td.chosen")
         assert len(lens) == 3, "the embedding and two blocks"
+
+
+def test_weights_below_zero_are_told_from_the_others(
+    chromium: Any, found: dict[str, Inspection], tmp_path: Path
+) -> None:
+    """In numbers to 1e-5, in the map by their colour, in the list by their sign, the largest first."""
+    one = found["signed"]
+    with shown(chromium, page_of(tmp_path, one, position=len(one.tokens) - 1)) as page:
+        T = range(len(one.tokens))
+        weights = page.run(
+            "JSON.stringify([0, 1].map(n => models[0].tokens.map((_, t) => models[0].tokens.map((_, s) => "
+            "models[0].weight(0, n, t, s)))))"
+        )
+        weights_NTS = np.array(json.loads(weights))
+        assert np.abs(weights_NTS - one.weights_PNTS[0]).max() < 1e-5 and weights_NTS.min() < -0.01
+        first = sorted(one.weights_PNTS[0, 0, -1].tolist(), key=lambda w: -abs(w))[:8]
+        listed = words(page, ".pairs div:first-child .percent")
+        read = [float(w.replace("−", "-").removesuffix(" %")) / 100 for w in listed]
+        assert read == pytest.approx(first, rel=0.05)
+        pixels = page.run(
+            "[...document.querySelector('.map canvas').getContext('2d').getImageData(0, 0, "
+            "models[0].T, models[0].T).data]"
+        )
+        reds = np.array(pixels).reshape(len(T), len(T), 4)[..., 0]
+        seen = np.abs(weights_NTS[0]) > 0.02
+        below, above = (set(reds[seen & side].tolist()) for side in (weights_NTS[0] < 0, weights_NTS[0] > 0))
+        assert below and above and max(below) < min(above), "blue and orange"
 
 
 def test_positions_are_chosen_with_the_mouse_and_the_keyboard(

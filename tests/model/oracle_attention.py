@@ -169,10 +169,12 @@ def _differential(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: di
     for t in range(len(xs)):
         mixed = []
         for head in range(model.heads):
-            total = np.zeros(2 * half)
+            total, taken = np.zeros(2 * half), np.zeros(len(xs))
             for part, times in ((2 * head, 1.0), (2 * head + 1, -factor)):
                 shares = _shares(model, w, layer, t, head, queries[t][part], [k[part] for k in keys])
                 total = total + times * sum(share * values[s][head] for s, share in shares.items())
+                taken[list(shares)] += times * np.array(list(shares.values()))
+            memo["weights"][head, t] = _proportions(taken)
             mixed.append((1 - start) * _rms(model, total) * _scale(model, w["norm"]))
         results.append(mixed)
     return results
@@ -182,6 +184,7 @@ def _linear(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str
     """arXiv:2312.06635, equations 3 and 4, the decay one number: token by token, a state for each head."""
     size, turns, values = w["query"]["w"].shape[2], _turns(model, layer), _values(model, w, xs, memo)
     states = np.zeros((model.heads, size, size))
+    left: list[list[np.ndarray]] = [[] for _ in range(model.heads)]  # what each key has become
     results = []
     for t, x in enumerate(xs):
         queries, keys = (
@@ -193,12 +196,20 @@ def _linear(model: Any, w: Any, xs: list[np.ndarray], layer: int, memo: dict[str
             gate = _product(w["decay"], x, head)
             decay = (1 / (1 + math.exp(-gate))) ** (1 / model.attention.projection.slowness)
             states[head] = decay * states[head] + np.outer(keys[head], values[t][head])
+            left[head] = [decay * key for key in left[head]] + [keys[head]]
+            memo["weights"][head, t, : t + 1] = _proportions(np.array(left[head]) @ queries[head])
             mixed.append(_rms(model, queries[head] / math.sqrt(size) @ states[head]) * _scale(model, w["norm"]))
         results.append(mixed)
     return results
 
 
 KINDS = {"Latent": _latent, "Differential": _differential, "Linear": _linear}
+
+
+def _proportions(weights: np.ndarray) -> np.ndarray:
+    """Of what is scaled afterwards only these count."""
+    total = np.abs(weights).sum()
+    return weights / total if total else weights
 
 
 def _slopes(heads: int) -> list[float]:

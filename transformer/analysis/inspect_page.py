@@ -62,6 +62,7 @@ def packed(found: Inspection) -> dict[str, Any]:
         "blocks": [_block(found, p) for p in range(len(found.weights_PNTS))],
         "attention": _weights(found.weights_PNTS, exact),
         "bits": 16 if exact else 8,
+        "signed": bool((found.weights_PNTS < 0).any()),
         "embedding": _picture(found.embedding_TD),
         "places": found.places | {"added": None if found.added_TD is None else _picture(found.added_TD)},
         "norms_of": {
@@ -104,13 +105,13 @@ def _block(found: Inspection, p: int) -> dict[str, Any]:
 
 
 def _weights(weights_PNTS: np.ndarray, exact: bool) -> str:
-    """What lies on and below the diagonals, row by row: first every high byte, then every low one."""
+    """What lies on and below the diagonals, row by row: high bytes, then low ones, then, where there are any, signs."""
     rows, columns = np.tril_indices(weights_PNTS.shape[-1])
-    flat = np.clip(weights_PNTS[:, :, rows, columns].reshape(-1), 0, 1)
-    if not exact:
-        return _text(np.rint(np.sqrt(flat) * 255).astype(np.uint8))
-    steps = np.rint(flat * 65535).astype(np.uint16)
-    return _text(np.concatenate([steps >> 8, steps & 255]).astype(np.uint8))
+    flat = weights_PNTS[:, :, rows, columns].reshape(-1)
+    sizes, below = np.clip(np.abs(flat), 0, 1), flat < 0
+    steps = np.rint(sizes * 65535 if exact else np.sqrt(sizes) * 255).astype(np.uint16)
+    planes = [steps >> 8, steps & 255] if exact else [steps]
+    return _text(np.concatenate([*planes, below] if below.any() else planes).astype(np.uint8))
 
 
 def _picture(x_TD: np.ndarray) -> dict[str, Any]:

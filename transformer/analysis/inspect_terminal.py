@@ -4,6 +4,7 @@ import io
 import math
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -81,9 +82,9 @@ def _says(found: Inspection, q: int, t: int) -> Text:
 def _heads(found: Inspection, p: int, t: int) -> Text:
     """The heads with the largest weights: head, weight, and whom they look at."""
     rows_NS = found.weights_PNTS[p, :, t]
-    first = sorted(range(len(rows_NS)), key=lambda n: -rows_NS[n].max())[:2]
-    looks = ((n, int(rows_NS[n].argmax()), rows_NS[n].max()) for n in first)
-    return Text("  ".join(f"{n + 1}: {w:.0%} {_name(found.tokens[s])}" for n, s, w in looks))
+    most_N = np.abs(rows_NS).argmax(-1)
+    first = sorted(range(len(rows_NS)), key=lambda n: -abs(rows_NS[n, most_N[n]]))[:2]
+    return Text("  ".join(f"{n + 1}: {rows_NS[n, most_N[n]]:.0%} {_name(found.tokens[most_N[n]])}" for n in first))
 
 
 def _bar(value: float, largest: float, style: str = "cyan") -> Text:

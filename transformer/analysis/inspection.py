@@ -64,7 +64,7 @@ class Inspection:
     embedding_TD: np.ndarray
     added_TD: np.ndarray | None
     places: dict[str, Any]
-    weights_PNTS: np.ndarray
+    weights_PNTS: np.ndarray  # see `watch.attention_weights`
     attention_PT: np.ndarray  # length of what attention adds to the stream
     mlp_PT: np.ndarray
     stream_QT: np.ndarray  # length of the stream, at each stage

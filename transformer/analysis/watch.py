@@ -1,8 +1,8 @@
 """Watch a model at work: what each of its parts gives, without a line about it in the model.
 
 Flax lets one see and change the calls of modules (`flax.linen.intercept_methods`). Attention weights are never kept by
-fast kernels; here the plain kernel makes them again from the same queries and keys, with unit vectors for values: what
-a head then mixes is its weights.
+fast kernels; here the method ``mix`` of a kind of attention is asked again with the same queries and keys and the plain
+kernel, with unit vectors for values: what a head then mixes is its weights.
 
 B rows, T query positions, S key positions, D model width, N heads, K key/value heads, G query heads per key/value head,
 H width of one head, V vocabulary, P blocks that are gone through (a stack in loops counts each time).
@@ -18,11 +18,10 @@ from flax import linen as nn
 
 from transformer.config import Experiment
 from transformer.errors import UserError
-from transformer.model import kernels
 from transformer.model.block import Block
-from transformer.model.masks import Mask, causal
+from transformer.model.heads import Mixing
+from transformer.model.masks import causal
 from transformer.model.positions import Signal
-from transformer.model.scores import Scoring
 from transformer.model.transformer import Transformer
 from transformer.parallel.rules import put
 from transformer.settings import tag_of
@@ -33,7 +32,7 @@ Call = Callable[..., Any]
 class Passed(NamedTuple):
     """One block: what it did. All float32."""
 
-    weights_BNTS: jax.Array  # how much of key S's value query T takes, in each head
+    weights_BNTS: jax.Array  # how much of key S's value query T takes, in each head; see `attention_weights`
     attention_BTD: jax.Array  # what attention adds to the stream (after norms and factors of the branch, if any)
     mlp_BTD: jax.Array  # what the MLP adds
     stream_BTD: jax.Array  # the stream behind the block
@@ -49,9 +48,9 @@ class Seen(NamedTuple):
 
 
 def written_out(experiment: Experiment) -> Transformer:
-    """The model with its blocks one after the other and kernels of this machine, which does not change what it says."""
+    """The model with its blocks one after the other and the plain kernel, which does not change what it says."""
     model = experiment.model
-    attention = dataclasses.replace(model.attention, kernel="auto")
+    attention = dataclasses.replace(model.attention, kernel="plain")
     return Transformer(
         dataclasses.replace(model, attention=attention, stack="unroll", remat="none"), experiment.vocab_size
     )
@@ -60,7 +59,7 @@ def written_out(experiment: Experiment) -> Transformer:
 def look(experiment: Experiment, params: Any, tokens_BT: jax.Array) -> Seen:
     """What the parts of the model give while it reads whole rows. For use inside ``jax.jit``.
 
-    UserError for a kind of attention that has no weights of one position for another.
+    UserError for a kind of attention without a method ``mix``.
     """
     added: list[jax.Array | None] = []
     starts: list[jax.Array] = []
@@ -77,8 +76,8 @@ def look(experiment: Experiment, params: Any, tokens_BT: jax.Array) -> Seen:
             if not weights:
                 kind = tag_of(type(experiment.model.attention.projection))
                 raise UserError(
-                    f"config.model.attention.projection: a head of {kind} is no single map of weights of one position "
-                    "for another, so there is none to show"
+                    f"config.model.attention.projection: {kind} has no method mix(queries, keys, values, ...), so no "
+                    "weights of one position for another can be shown"
                 )
             starts.append(_float32(args[0]))
             blocks.append(
@@ -87,7 +86,7 @@ def look(experiment: Experiment, params: Any, tokens_BT: jax.Array) -> Seen:
             return given
         given = call(*args, **kwargs)
         if method == "mix":
-            weights.append(attention_weights(*args))
+            weights.append(attention_weights(call, *args, normed=not isinstance(module, Mixing)))
         if isinstance(module, Block) and method == "after":
             branch, x_BTD, made_BTD = args
             # A norm behind the sum changes all of the stream: there it is what comes before the sum.
@@ -103,14 +102,23 @@ def look(experiment: Experiment, params: Any, tokens_BT: jax.Array) -> Seen:
     return Seen(added_BTD, starts[0], tuple(blocks), _float32(normed_BTD))
 
 
-def attention_weights(q_BTKGH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask, how: Scoring) -> jax.Array:
-    """What `kernels.plain` weighs the values with, float32 [B, N, T, S]; ``v`` is not looked at."""
-    B, S, K, _ = k_BSKH.shape
+def attention_weights(
+    mix: Call, q: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, *more: Any, normed: bool
+) -> jax.Array:
+    """What ``mix`` weighs the values with, float32 [B, N, T, S]; ``v`` is only looked at for its shape.
+
+    Weights may be below zero where they come from a difference or have no softmax. Where the heads are ``normed``
+    behind the mix, only their proportions count: the magnitudes of each row are made to sum to one.
+    """
+    B, S, K, _ = v_BSKH.shape
     unit_BSKS = jnp.broadcast_to(jnp.eye(S, dtype=jnp.float32)[None, :, None], (B, S, K, S))
     layout = ("batch", None, "kv_heads", "head_width")
-    weights_BTKGS = kernels.plain(q_BTKGH, put(k_BSKH, *layout), put(unit_BSKS, *layout), mask, how)
-    B, T, K, G, S = weights_BTKGS.shape
-    return weights_BTKGS.reshape(B, T, K * G, S).transpose(0, 2, 1, 3)
+    mixed = mix(q, put(k_BSKH, *layout), put(unit_BSKS, *layout), *more)
+    mixed_BTNS = (mixed[0] if isinstance(mixed, tuple) else mixed).reshape(B, q.shape[1], -1, S)
+    if normed:
+        total_BTN1 = jnp.abs(mixed_BTNS).sum(-1, keepdims=True)
+        mixed_BTNS = mixed_BTNS / jnp.where(total_BTN1 > 0, total_BTN1, 1)
+    return mixed_BTNS.transpose(0, 2, 1, 3)
 
 
 def end(experiment: Experiment, params: Any, stream_BTD: jax.Array) -> jax.Array:

@@ -27,6 +27,7 @@ from transformer.model.heads import HeadNorm, back, learned_scoring, placed, pro
 from transformer.model.layers import weight
 from transformer.model.masks import Mask
 from transformer.model.place import FIRST, Place, residual_weights, values
+from transformer.model.scores import Scoring
 from transformer.parallel.rules import spec
 from transformer.settings import settings
 
@@ -68,15 +69,20 @@ class DifferentialAttention(nn.Module):
             new_cache, k_BSNH, v_BSNH, mask = cache.extend(view, k_BTNH, v_BTNH, mask, spans.reach(c.attention.span))
         how = learned_scoring(self, c, N)  # both maps have the head's sink and distances
 
-        def mixed(half: slice) -> jax.Array:
-            q_BTN1P, k_BSNP = q_BTNH[:, :, :, None, half], k_BSNH[..., half]
-            return kernels.attend(c.attention.kernel, q_BTN1P, k_BSNP, v_BSNH, mask, how)[:, :, :, 0]
-
-        first_BTNH, second_BTNH = mixed(slice(0, H // 2)), mixed(slice(H // 2, H))
         start = initial(place.number % c.depth)
-        difference_BTNH = first_BTNH.astype(jnp.float32) - (self.learned() + start) * second_BTNH
+        difference_BTNH = self.mix(q_BTNH, k_BSNH, v_BSNH, mask, how, self.learned() + start)
         normed_BTNH = (1 - start) * HeadNorm(c, "heads", "head", name="norm")(difference_BTNH)
         return back(c, normed_BTNH.astype(x_BTD.dtype), x_BTD), new_cache
+
+    def mix(self, q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, mask: Mask, how: Scoring, by: Any) -> Any:
+        """What the first map takes from the values less ``by`` times what the second does, float32 [B, T, N, H]."""
+        half = q_BTNH.shape[-1] // 2
+
+        def mixed(part: slice) -> jax.Array:
+            q_BTN1P, k_BSNP = q_BTNH[:, :, :, None, part], k_BSNH[..., part]
+            return kernels.attend(self.config.attention.kernel, q_BTN1P, k_BSNP, v_BSNH, mask, how)[:, :, :, 0]
+
+        return mixed(slice(0, half)).astype(jnp.float32) - by * mixed(slice(half, 2 * half))
 
     def learned(self) -> jax.Array:
         """What is learned of the number that the second map is multiplied by."""

@@ -81,10 +81,14 @@ class LinearAttention(nn.Module):
             written_BT = (view.index_BT < FAR)[:, :, None]
             k_BTNH = jnp.where(written_BT[..., None], k_BTNH, 0)
             decay_BTN = jnp.where(written_BT, decay_BTN, 0)
-        run = recurrent if view is not None and x_BTD.shape[1] == 1 else chunked
-        y_BTNV, state = on_each_device(run, q_BTNH, k_BTNH, v_BTNV, decay_BTN, segments_BT, state)
+        y_BTNV, state = self.mix(q_BTNH, k_BTNH, v_BTNV, decay_BTN, segments_BT, state)
         y_BTNV = HeadNorm(c, "heads", "head", name="norm")(y_BTNV).astype(x_BTD.dtype)
         return back(c, y_BTNV, x_BTD), None if view is None else State(state)
+
+    def mix(self, q_BTNH: jax.Array, k: jax.Array, v: jax.Array, decay: jax.Array, segments: Any, state: Any) -> Any:
+        """What each query reads, float32 [B, T, N, V], and the state behind the last of them."""
+        run = recurrent if state is not None and q_BTNH.shape[1] == 1 else chunked
+        return on_each_device(run, q_BTNH, k, v, decay, segments, state)
 
 
 def on_each_device(run: Any, q: jax.Array, k: jax.Array, v: jax.Array, decay: jax.Array, segments: Any, s: Any) -> Any:

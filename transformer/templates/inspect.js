@@ -46,6 +46,7 @@ function tokenName(token) {
 }
 const quoted = (token) => (token.text !== null ? `“${visible(token.text)}”` : tokenName(token));
 function percent(p) {
+  if (p < 0) return "−" + percent(-p);
   if (p >= 0.9995) return "100 %";
   if (p >= 0.0995) return (100 * p).toFixed(1) + " %";
   if (p >= 0.0001) return (100 * p).toPrecision(2) + " %";
@@ -64,7 +65,8 @@ async function opened(raw) {
   const weight = (p, n, t, s) => { // how much of what stands at s position t takes, in head n of block p
     if (s > t) return 0;
     const i = (p * raw.heads + n) * triangle(T) + triangle(t) + s;
-    return raw.bits === 16 ? (attention[i] * 256 + attention[half + i]) / 65535 : (attention[i] / 255) ** 2;
+    const size = raw.bits === 16 ? (attention[i] * 256 + attention[half + i]) / 65535 : (attention[i] / 255) ** 2;
+    return raw.signed && attention[(raw.bits / 8) * half + i] ? -size : size;
   };
   const vectors = [embedding, added].map((x) => x && ((t) => x.subarray(t * raw.width, (t + 1) * raw.width)));
   return { ...raw, T, P, Q: P + 1, weight, vectors, position: 0, pinned: [P - 1, 0], shown: [P - 1, 0], redraw: [] };
@@ -73,7 +75,7 @@ async function opened(raw) {
 function strongest(model, p, n, t, read = false) { // positions that t takes most from; or that take most from t
   const found = [];
   for (let s = read ? t : 0; s < (read ? model.T : t + 1); s++) found.push([s, read ? model.weight(p, n, s, t) : model.weight(p, n, t, s)]);
-  return found.sort((a, b) => b[1] - a[1]);
+  return found.sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]));
 }
 
 // ---- drawing -----------------------------------------------------------------------------------------------------
@@ -83,12 +85,12 @@ function colour(name) {
   return value.split(/\s+/).map(Number);
 }
 function paintMap(canvas, model, p, n, most) { // a row for each position, a column for each it may take from
-  const step = Math.ceil(model.T / most), size = Math.ceil(model.T / step), [r, g, b] = colour("--from");
+  const step = Math.ceil(model.T / most), size = Math.ceil(model.T / step), above = colour("--from"), below = colour("--to");
   canvas.width = canvas.height = size;
   const image = new ImageData(size, size);
   for (let t = 0; t < model.T; t++) for (let s = 0; s <= t; s++) {
-    const i = 4 * (Math.floor(t / step) * size + Math.floor(s / step)), alpha = 255 * Math.sqrt(model.weight(p, n, t, s));
-    if (alpha >= image.data[i + 3]) image.data.set([r, g, b, alpha], i); // of several, the largest
+    const i = 4 * (Math.floor(t / step) * size + Math.floor(s / step)), w = model.weight(p, n, t, s), alpha = 255 * Math.sqrt(Math.abs(w));
+    if (alpha >= image.data[i + 3]) image.data.set([...(w < 0 ? below : above), alpha], i); // of several, the largest
   }
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
@@ -106,7 +108,7 @@ function bar(label, value, largest) {
 function said(model, rows, largest = 1) { // [word, share, is it the true one]
   return make("ul", { class: "said" }, ...rows.map(([word, p, hit]) =>
     make("li", { class: hit ? "true" : null }, make("bdi", { class: "word", title: word }, word),
-      make("span", { class: "track" }, make("i", { style: `width:${Math.min(100, (100 * p) / largest)}%` })), make("span", { class: "percent" }, percent(p)))));
+      make("span", { class: "track" }, make("i", { style: `width:${Math.min(100, (100 * Math.abs(p)) / largest)}%` })), make("span", { class: "percent" }, percent(p)))));
 }
 function answers(model, q, t, count) {
   const next = model.rank[q][t] ? model.tokens[t + 1].id : null;
@@ -225,16 +227,16 @@ function detail(model) {
     title.textContent = `${model.blocks[p].name}, head ${n + 1}: who attends to whom`;
     canvas.setAttribute("aria-label", `${title.textContent}; a row for each position, a column for each that it takes from`);
     paintMap(canvas, model, p, n, 512);
-    const list = (read) => said(model, strongest(model, p, n, t, read).filter((x) => x[1] > 0.0005).slice(0, 8).map(([s, w]) => [`${s} ${tokenName(model.tokens[s])}`, w, false]));
+    const list = (read) => said(model, strongest(model, p, n, t, read).filter((x) => Math.abs(x[1]) > 0.0005).slice(0, 8).map(([s, w]) => [`${s} ${tokenName(model.tokens[s])}`, w, false]));
     pairs.replaceChildren(make("div", { "--hue": "var(--from)" }, make("h4", {}, `position ${t} takes from`), list(false)), make("div", { "--hue": "var(--to)" }, make("h4", {}, `position ${t} is taken from by`), list(true)));
     model.chips.forEach((chip, s) => {
-      chip.style.setProperty("--share", (0.9 * (s <= t ? model.weight(p, n, t, s) : model.weight(p, n, s, t)) ** 0.7).toFixed(3));
+      chip.style.setProperty("--share", (0.9 * Math.abs(s <= t ? model.weight(p, n, t, s) : model.weight(p, n, s, t)) ** 0.7).toFixed(3));
       chip.style.setProperty("--hue", s <= t ? "var(--from)" : "var(--to)");
     });
     for (const [bp, bn, button] of model.buttons) button.setAttribute("aria-pressed", String(bp === model.pinned[0] && bn === model.pinned[1]));
   };
   model.repaint.push(() => model.drawHead());
-  return make("div", { class: "below" }, make("div", {}, title, map, make("p", { class: "quiet" }, model.bits === 16 ? "rows: the position that reads; columns: what it reads; drawn by the square root of the weight" : "a long prompt: weights are kept to 0.004, small maps show the largest of several positions")), make("div", {}, make("h3", {}, "In numbers"), pairs, lens(model)));
+  return make("div", { class: "below" }, make("div", {}, title, map, make("p", { class: "quiet" }, model.bits === 16 ? "rows: the position that reads; columns: what it reads; drawn by the square root of the weight" : "a long prompt: weights are kept to 0.004, small maps show the largest of several positions"), model.signed ? make("p", { class: "quiet" }, "in the other colour: what is taken away; the head is scaled afterwards, so a row is drawn as shares whose sizes sum to 100 %") : ""), make("div", {}, make("h3", {}, "In numbers"), pairs, lens(model)));
 }
 
 function lens(model) {
