@@ -34,7 +34,9 @@ def drawn(found: Inspection, t: int, colour: bool) -> str:
     console.print(Text(f"             the stream begins with length {found.stream_QT[0, t]:.3g}\n"))
 
     table = Table(box=None, pad_edge=False)
-    for title in ("", "attention adds", "MLP adds", "stream", "strongest heads", "it would say"):
+    for title, least in (("", 9), ("attention adds", 14), ("MLP adds", 8), ("stream", BAR)):
+        table.add_column(title, no_wrap=True, min_width=least)
+    for title in ("strongest heads", "it would say"):  # what is too long for the line is cut here
         table.add_column(title, no_wrap=True, overflow="ellipsis")
     table.add_row("embedding", "", "", _bar(found.stream_QT[0, t], largest), "", _says(found, 0, t))
     for p in range(len(found.weights_PNTS)):
