@@ -47,6 +47,7 @@ def submit(job: Job, options: Mapping[str, str]) -> int:
     plan = make_plan(job)
     text = os.fsencode(script(plan, job, options) + "\n")
     words = b"\0".join(map(os.fsencode, job.arguments))
+    _slurm("sbatch", "--version")  # where there is no Slurm nothing is left behind
     plan.directory.mkdir(parents=True, exist_ok=True)
     with _locked(plan.directory):
         found = _find(job)

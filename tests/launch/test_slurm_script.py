@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -242,3 +243,12 @@ def test_git_describes_the_copy_from_within_it(home):
 @pytest.mark.parametrize("line", [b"", b"\xff", b"0: srun: error: n: task 0: Killed", b"srun: error: no task"])
 def test_lines_that_tell_of_no_failed_task(line):
     assert slurm_batch.failure(line) == 0
+
+
+def test_without_a_slurm_nothing_is_left_behind(home, monkeypatch, tmp_path):
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "git").symlink_to(shutil.which("git"))
+    monkeypatch.setenv("PATH", str(tmp_path / "tools"))
+    with pytest.raises(UserError, match=r"^sbatch: not found; launch where Slurm's commands are$"):
+        slurm.submit(job(), DEFAULTS)
+    assert not (home / "runs").exists()
