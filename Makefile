@@ -11,7 +11,7 @@ ready-dev := $(VENV)/.ready-dev
 unfinished := $(VENV)/.unfinished
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format smoke exhaustive fuzz golden docs device-check clean
+.PHONY: help demo test lint format smoke plans exhaustive fuzz golden docs device-check clean
 .DELETE_ON_ERROR:
 
 help:
@@ -20,7 +20,8 @@ help:
 	@echo 'make lint        lint, formatting and types only'
 	@echo 'make format      rewrite the code in the one format'
 	@echo 'make smoke       the quick tests only'
-	@echo 'make exhaustive  the long tests that make test leaves out'
+	@echo 'make plans       what is planned for TPUs, compiled with their compiler'
+	@echo 'make exhaustive  the long tests that make test leaves out, several hours'
 	@echo 'make fuzz        100,000 inputs that nobody thought of, for each part that reads what others wrote'
 	@echo 'make golden      the tiny models that imports are tested with, anew (needs torch and transformers: PEERS=PYTHON)'
 	@echo 'make docs        every command of docs/the_whole_model.md, and its measured numbers anew'
@@ -53,7 +54,16 @@ format: $(ready-dev)
 smoke: $(ready-dev)
 	@$(python) -m pytest -n $(WORKERS) -m smoke
 
-exhaustive: $(ready-dev)
+# With the TPUs' compiler, which is kept apart: beside it JAX looks for a TPU in each test.
+tpu := $(VENV)-tpu
+plans-of = PYTHONPATH=$(tpu) JAX_PLATFORMS=cpu ALLOW_MULTIPLE_LIBTPU_LOAD=true \
+	$(python) -m pytest -n $(WORKERS) tests/analysis/test_plan.py tests/analysis/test_tpu_kinds.py
+plans: $(ready-dev) $(tpu)/.ready
+	@echo 'Plans for TPUs ...'
+	@$(plans-of)
+
+exhaustive: $(ready-dev) $(tpu)/.ready
+	@$(plans-of) -m exhaustive
 	@$(python) -m pytest -n $(WORKERS) -m exhaustive
 
 fuzz: $(ready-dev)
@@ -73,6 +83,7 @@ device-check: $(ready)
 
 clean:
 	@if [ -e $(VENV)/pyvenv.cfg ] || [ -e $(unfinished) ]; then rm -rf $(VENV); fi
+	@if [ -d $(tpu)/libtpu ]; then rm -rf $(tpu); fi
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
@@ -93,6 +104,11 @@ $(ready): requirements.txt setup.py pyproject.toml
 	@$(pip) install -r requirements.txt
 	@$(pip) install --no-deps -e .
 	@rm -f $(unfinished)
+	@touch $@
+
+$(tpu)/.ready: setup.py $(ready)
+	@echo "Installing the TPUs' compiler in $(tpu) ..."
+	@$(pip) install --upgrade --target $(tpu) "$$(grep -o 'libtpu==[0-9.]*' setup.py)"
 	@touch $@
 
 $(ready-dev): requirements-dev.txt $(ready)

@@ -28,7 +28,8 @@ USAGE = """\
 usage: python -m launch WHERE [status | logs | stop] --config=FILE.py [flags of WHERE] [all else goes to the job]
 
 Starts `python -m transformer train`, or `study` where FILE.py has get_study, at WHERE; follows it to its end and leaves
-with its exit status. All arguments that are not in the lists below reach the job unchanged.
+with its exit status. All arguments that are not in the lists below reach the job unchanged; what is only nearly one of
+the flags there is refused.
 
 example: python -m launch local --config=experiments/shakespeare.py --workdir=runs/demo --dry_run
 """

@@ -29,7 +29,7 @@ def split(argv: Sequence[str], known: Mapping[str, tuple[str | None, str]]) -> t
         if not word.startswith("--") or name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.85) if word.startswith("--") else []
             if near:  # the job would refuse it, on machines that have been paid for by then
-                raise UserError(f"--{name}: there is no such flag (did you mean --{near[0]}?)")
+                raise UserError(f"--{name}: is no flag of the launcher, and nearly --{near[0]}; is that meant?")
             rest.append(word)
             continue
         alone = known[name][0] == "false"

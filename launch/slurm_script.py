@@ -116,7 +116,8 @@ def script(plan: Plan, job: Job, options: Mapping[str, str]) -> str:
             *(f"#SBATCH {_directive(line)}" for line in lines + _further(options["sbatch"])),
             "",
             *(f"export {name}={_quote(str(value))}" for name, value in exports.items()),
-            *(['export JAX_PLATFORMS="${JAX_PLATFORMS:-cuda,cpu}"'] if gpus else []),  # a GPU not found is an error
+            # A GPU that is not found is an error; cpu comes from the machine that the job was launched on.
+            *(['[ "${JAX_PLATFORMS:-cpu}" != cpu ] || export JAX_PLATFORMS=cuda,cpu'] if gpus else []),
             f"cd {_quote(str(plan.code / plan.inside))} || exit 2",
             f"exec {_quote(python)} -m launch.slurm_batch {flags} -- \\",
             f"    {shlex.join(srun)} \\",

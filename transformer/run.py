@@ -47,7 +47,7 @@ class Run:
         return self
 
     def begin(self, text: str) -> list[int]:
-        """The ids of a text behind the start token, if these weights have one. It is added here and nowhere else."""
+        """The ids of a prompt behind the start token, if these weights have one."""
         return [*self.tokenizer.starts, *self.tokenizer.encode(text).tolist()]
 
     def on_one_device(self) -> "Run":

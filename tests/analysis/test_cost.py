@@ -252,6 +252,13 @@ def test_sizes_for_people(size: int, wanted: str) -> None:
     assert human(size) == wanted
 
 
+@pytest.mark.parametrize(("span", "keys"), [(Global(), 16384), (Sliding(window=128), 128), (Chunked(chunk=64), 64)])
+def test_R03_a_window_is_counted_as_what_it_sees(span: Any, keys: int) -> None:
+    """Two products of 2 FLOPs for each head's number and each key in reach, in two blocks."""
+    model = Model(depth=2, width=64, heads=4, context=16384, attention=Attention(span=span))
+    assert forward_flops(Experiment(model=model, tokenizer=Bytes()))["attention_tables"] == 2 * 2 * 2 * 64 * keys
+
+
 def test_the_text_names_every_part_and_the_formula() -> None:
     """R03: the formula is named beside the figures."""
     lines = text(TUTORIAL)

@@ -23,7 +23,7 @@ from transformer.model.attention import Attention
 from transformer.model.differential import Differential
 from transformer.model.grouped import Grouped
 from transformer.model.latent import Latent
-from transformer.model.linear import Linear
+from transformer.model.linear import Linear, LinearAttention
 from transformer.model.mlp import Swiglu
 from transformer.model.norms import RmsNorm
 from transformer.model.positions import Alibi, Learned, Relative, Rotary
@@ -31,6 +31,7 @@ from transformer.model.scores import Sigmoid, Softmax
 from transformer.model.spans import Pattern, Sliding
 from transformer.run import Run
 
+PASS = inspection._pass.__wrapped__
 PROMPT = "a cat é"  # with the start: 9 tokens of bytes
 # Each part of the view once; the pairs of all kinds are `exhaustive`.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -73,7 +74,7 @@ def run_of(directory: Path = Path("run"), context: int = 12, **model: Any) -> tu
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = small.jit(inspection._pass.__wrapped__, static_argnums=0)
+    fast = small.jit(PASS, static_argnums=0)
     monkeypatch.setattr(inspection, "_pass", fast)
 
 
@@ -123,6 +124,17 @@ def test_what_is_shown_is_the_oracles(name: str) -> None:
 def test_what_is_shown_of_every_kind_is_the_oracles(variant: dict[str, Any]) -> None:
     run, params = run_of(**settings(variant))
     check(inspect(run, params, 3, PROMPT), params)
+
+
+def test_a_kind_says_whether_only_proportions_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, params = run_of(attention=Attention(projection=Linear()))
+    proportions = inspect(run, params, 3, PROMPT).weights_PNTS
+    monkeypatch.setattr(LinearAttention, "normed", False)
+    monkeypatch.setattr(inspection, "_pass", small.jit(lambda *a: PASS(*a), static_argnums=0))  # traced anew
+    weights = inspect(run, params, 3, PROMPT).weights_PNTS
+    sizes = np.abs(weights).sum(-1, keepdims=True)
+    np.testing.assert_allclose(weights / sizes, proportions, atol=1e-5)
+    assert np.abs(sizes - 1).max() > 0.1
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,15 @@ def test_two_writers_of_one_directory(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "file").read_text() == "the first's"
 
 
+def test_what_a_link_points_at_is_not_emptied(tmp_path: Path) -> None:
+    (tmp_path / "keep").mkdir()
+    (tmp_path / "keep" / "precious").touch()
+    (tmp_path / "out.unfinished").symlink_to(tmp_path / "keep")
+    with pytest.raises(UserError, match=r"out.unfinished is a link to another place"), whole("--to", tmp_path / "out"):
+        pytest.fail("it was let in")
+    assert (tmp_path / "keep" / "precious").exists()
+
+
 @pytest.mark.parametrize("there", ["", "a/b/"])
 def test_nothing_is_left_of_a_failure_not_even_directories_above(tmp_path: Path, there: str) -> None:
     with pytest.raises(ZeroDivisionError), whole("--to", tmp_path / f"{there}out") as fresh:

@@ -34,8 +34,8 @@ def test_the_launchers_flags_are_taken_out_wherever_they_stand_and_all_else_stay
         (["--zone"], "--zone: has no value, write --zone=VALUE"),
         (["--zone=a", "--zone=b"], "--zone: is given twice"),
         (["--zone=a", "--spot=yes"], "--spot: 'yes' is neither true nor false"),
-        (["--zone=a", "--spots"], "--spots: there is no such flag (did you mean --spot?)"),
-        (["--zone=a", "--node=3"], "--node: there is no such flag (did you mean --nodes?)"),
+        (["--zone=a", "--spots"], "--spots: is no flag of the launcher, and nearly --spot; is that meant?"),
+        (["--zone=a", "--node=3"], "--node: is no flag of the launcher, and nearly --nodes; is that meant?"),
     ],
 )
 def test_wrong_use_of_a_flag(words, wrong):

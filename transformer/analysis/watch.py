@@ -9,6 +9,7 @@ H width of one head, V vocabulary, P blocks that are gone through (a stack in lo
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,7 +20,6 @@ from flax import linen as nn
 from transformer.config import Experiment
 from transformer.errors import UserError
 from transformer.model.block import Block
-from transformer.model.heads import Mixing
 from transformer.model.masks import causal
 from transformer.model.positions import Signal
 from transformer.model.transformer import Transformer
@@ -86,7 +86,8 @@ def look(experiment: Experiment, params: Any, tokens_BT: jax.Array) -> Seen:
             return given
         given = call(*args, **kwargs)
         if method == "mix":
-            weights.append(attention_weights(call, *args, normed=not isinstance(module, Mixing)))
+            mix = functools.partial(call, **kwargs)
+            weights.append(attention_weights(mix, *args, normed=getattr(module, "normed", False)))
         if isinstance(module, Block) and method == "after":
             branch, x_BTD, made_BTD = args
             # A norm behind the sum changes all of the stream: there it is what comes before the sum.

@@ -23,13 +23,13 @@ def define(values: flags.FlagValues) -> None:
 
 def run(args: Args) -> tuple[dict[str, Any], str]:
     f = args.flags
-    directories = [args.run_directory()]
+    directories = {"--run": args.run_directory()}
     if f.prompt is None:
         raise UserError("--prompt=TEXT is missing: what goes through the model, for example --prompt='HAMLET. '")
     if f.compare is not None:
         from transformer.files import where
 
-        directories.append(where("--compare", f.compare))
+        directories["--compare"] = where("--compare", f.compare)
     page = check_page(f.out)
     import jax
 
@@ -39,8 +39,8 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
 
     found = []
     with jax.set_mesh(make_mesh(Mesh())):
-        for directory in directories:
-            opened = open_run(directory).of_text().on_one_device()
+        for flag, directory in directories.items():
+            opened = open_run(directory).of_text(flag).on_one_device()
             params, step = opened.params(f.checkpoint)
             found.append(inspect(opened, params, step, f.prompt))
     length = len(found[0].tokens)

@@ -43,8 +43,10 @@ def whole(flag: str, target: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def _held(flag: str, fresh: Path) -> Iterator[None]:
     """Makes the directory, empty, and keeps other processes from doing so. What a killed one left is deleted."""
+    if fresh.is_symlink():
+        raise UserError(f"{flag}: {fresh} is a link to another place and would be emptied; remove it")
     fresh.mkdir(parents=True, exist_ok=True)
-    directory = os.open(fresh, os.O_RDONLY)
+    directory = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)

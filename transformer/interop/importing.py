@@ -87,8 +87,8 @@ def import_run(
     say: Callable[[str], None],
 ) -> Found:
     """Make a run of what is at ``origin``. UserError before anything is written; nothing half-written stays."""
+    found = look(origin, tokenizer, context)
     with whole("--workdir", workdir) as fresh:
-        found = look(origin, tokenizer, context)
         say(f"{origin}: {found.family.name}, {len(found.published.source.shapes)} tensors")
         fingerprint = found.published.tokenizer.tokenizer(found.experiment.vocab_size).fingerprint
         params = read_params(found)

@@ -42,6 +42,7 @@ class Differential(grouped.MultiHead):
 
 class DifferentialAttention(nn.Module):
     config: Model
+    normed = True  # its heads, behind `mix`: only proportions of their weights count
 
     @nn.compact
     def __call__(

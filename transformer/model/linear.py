@@ -56,6 +56,7 @@ class State(NamedTuple):
 
 class LinearAttention(nn.Module):
     config: Model
+    normed = True  # its heads, behind `mix`: only proportions of their weights count
 
     @nn.compact
     def __call__(

@@ -1,6 +1,7 @@
 """The mesh of devices. One device is a mesh of ones: the same code, the same type checks."""
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 
 import jax
@@ -10,6 +11,8 @@ from jax.sharding import AxisType
 
 from transformer.errors import UserError
 from transformer.settings import hints, settings
+
+ACCELERATORS = ("tpu", "cuda", "gpu", "rocm")  # as JAX_PLATFORMS spells them
 
 
 @settings
@@ -39,7 +42,7 @@ def make_mesh(config: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.
     """The explicit mesh, over the first of ``devices`` (None: of all). UserError where they are too few."""
     check(config)
     by_axis = sizes(config)
-    wanted, found = math.prod(by_axis.values()), devices or jax.devices()
+    wanted, found = math.prod(by_axis.values()), devices or all_devices()
     if wanted > len(found):
         axes = " x ".join(f"{name}={size}" for name, size in by_axis.items() if size > 1)
         raise UserError(
@@ -49,6 +52,24 @@ def make_mesh(config: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.
     if config.slice > 1 and hasattr(found[0], "slice_index"):
         return jax.sharding.Mesh(by_slice(by_axis, found), tuple(by_axis), axis_types=types)
     return jax.sharding.Mesh(laid_out(by_axis.values(), found[:wanted]), tuple(by_axis), axis_types=types)
+
+
+def all_devices() -> list[jax.Device]:
+    """Of all processes. UserError where JAX_PLATFORMS names an accelerator first and JAX finds none: of some kinds it
+    says so, of others it ends with an assertion, or goes on with the CPU without a word."""
+    asked, found, why = os.environ.get("JAX_PLATFORMS", "").split(",")[0], list[jax.Device](), ""
+    try:
+        found = jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        if asked not in ACCELERATORS:
+            raise
+        why = f": {error}".splitlines()[0].rstrip(": ")
+    if asked in ACCELERATORS and (not found or found[0].platform == "cpu"):
+        there = f"{len(found)} of the CPU" if found else f"no device{why}"
+        raise UserError(
+            f"JAX_PLATFORMS: {asked} is asked for and JAX finds {there}; set JAX_PLATFORMS=cpu to go without"
+        )
+    return found
 
 
 def laid_out(shape: Iterable[int], devices: Sequence[jax.Device]) -> np.ndarray:
