@@ -2,7 +2,7 @@
 
     python -m transformer train --config=experiments/tiny.py --workdir=runs/tiny
 
-Expected: about 3 bits per byte on Python's own documentation after 60 steps.
+Expected: about 4.6 bits per byte on Python's own documentation after 60 steps.
 Costs: under a minute on two CPU cores.
 """
 

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -101,4 +102,5 @@ def flag(item: tuple[str, tuple[str | None, str]]) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's script has it ignored by what it starts with &
     sys.exit(main(sys.argv[1:]))

@@ -193,6 +193,10 @@ def test_a_missing_file_is_refused_with_the_nearest(write: Callable[..., str], t
     path = write("", "shakespeare.py")
     with pytest.raises(UserError, match=r"there is no file .*shakespear\.py \(did you mean .*shakespeare\.py'\?\)"):
         load(path.replace("shakespeare", "shakespear"), {})
+    (tmp_path / "setup.py").touch()
+    with pytest.raises(UserError) as error:
+        load(str(tmp_path / "zzz.py"), {})
+    assert "shakespeare.py" in str(error.value) and "setup.py" not in str(error.value)
     for wrong in (str(tmp_path), str(tmp_path / "no" / "file.py"), write("", "experiment.txt")):
         with pytest.raises(UserError, match=r"^--config: "):
             load(wrong, {})

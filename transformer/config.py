@@ -92,7 +92,8 @@ def call_file(path: str, *functions: str) -> Any:
     """The result of the first of ``functions`` that the Python file at ``path`` has."""
     file = Path(path)
     if not file.is_file():
-        beside = [str(p) for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        folders = [folder for folder in (file.parent, Path("experiments")) if folder.is_dir()]
+        beside = [str(p) for folder in folders for p in folder.glob("[!_]*.py") if p.name != "setup.py"]
         raise UserError(f"--config: there is no file {path}{did_you_mean(path, beside)}")
     if file.suffix != ".py":
         raise UserError(f"--config: {path} is not a Python file (its name must end in .py)")

@@ -42,8 +42,15 @@ def stored_config(directory: Path) -> dict[str, Any]:
     """config.json as it is written, with no name or value checked. UserError where the directory is no run's."""
     file = directory / CONFIG
     if not file.is_file():
-        raise UserError(f"{directory}: is not a run's directory (it has no {CONFIG})")
+        study = "; it is a study's, which `report` shows" if (directory / "study.json").is_file() else ""
+        raise UserError(f"{directory}: is not a run's directory (it has no {CONFIG}{study})")
     return read_object(file)
+
+
+def check_writable(directory: Path) -> None:
+    """UserError where no file can be made in a directory that is there: better before the work than after it."""
+    if not is_remote(directory) and directory.is_dir() and not os.access(directory, os.W_OK):
+        raise UserError(f"{directory}: cannot be written, and what is asked for would be written there")
 
 
 def read_provenance(directory: Path) -> dict[str, Any]:

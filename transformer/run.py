@@ -79,7 +79,11 @@ def open_run(directory: Path) -> Run:
 
 def read_config(directory: Path) -> Experiment:
     """The run's settings, every name and value checked. UserError where the directory is no run's."""
-    return from_dict(Experiment, stored_config(directory))
+    stored = stored_config(directory)
+    try:
+        return from_dict(Experiment, stored)
+    except UserError as error:
+        raise UserError(f"{directory / CONFIG}: {error}") from error
 
 
 def is_ours(directory: Path, experiment: Experiment) -> bool:

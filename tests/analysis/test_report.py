@@ -115,8 +115,16 @@ def test_a_damaged_record_is_said_with_its_place(run: Path) -> None:
         write_report(run)
 
 
+def test_records_that_are_lost_are_said_and_the_rest_is_shown(run: Path) -> None:
+    (run / "metrics.jsonl").write_text("")
+    page = write_report(run).read_text(encoding="utf-8")
+    Page(page)
+    assert "There are no records of its training" in page and "2.164" in page and "tokens trained" not in page
+
+
 def test_no_records_no_page(run: Path) -> None:
     (run / "metrics.jsonl").write_text("")
+    (run / "evaluation.json").unlink()
     with pytest.raises(UserError, match="has no records yet"):
         write_report(run)
     assert not (run / "report.html").exists()

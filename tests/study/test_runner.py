@@ -191,6 +191,30 @@ def test_an_arm_that_fails_does_not_lose_the_others(home: Path, monkeypatch: pyt
     assert any("failing/arms/near_zero/seed_1: OSError: no room" in line for line in said)
 
 
+def test_a_study_with_a_failed_run_says_what_it_found_all_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = lanes.training
+
+    def fails(experiment: Any, directory: Path, *args: Any) -> Any:
+        if "near_zero/seed_1" in str(directory):
+            raise UserError("something that is known now alone")
+        yield from training(experiment, directory, *args)
+
+    monkeypatch.setattr(lanes, "training", fails)
+    found = run("study", "--config=file.py", "--cache=cache", "--workdir=partly", "--seeds=2", "--config.train.steps=3")
+    assert found.status == 1 and "baseline" in found.out and "the report: open partly/report.html" in found.out
+    last = found.err.splitlines()[-1]
+    assert last.startswith("failed: partly: partly/arms/near_zero/seed_1: something that is known now alone; the same")
+
+
+def test_what_cannot_work_in_one_arm_is_refused_before_anything_is_trained(home: Path) -> None:
+    (home / "gone.py").write_text(FILE.replace('{"train.learning_rate": 1e-7}', '{"train.init_from": "nowhere"}'))
+    assert refused("study", "--config=gone.py", "--cache=cache", "--workdir=gone") == (
+        "error: nowhere: is not a run's directory (it has no config.json)"
+    )
+    assert "two are needed" in refused("noise", "--config=file.py", "--cache=cache", "--workdir=gone", "--seeds=1")
+    assert not (home / "gone").exists()
+
+
 def test_a_changed_arm_is_a_new_run_and_the_old_one_stays(whole: Any) -> None:
     before = {p: p.stat().st_mtime_ns for p in Path("whole/arms").rglob("result.json")}
     said: list[str] = []

@@ -13,7 +13,7 @@ from transformer.analysis.cost import cost
 from transformer.analysis.measure import EVALUATION
 from transformer.config import is_text
 from transformer.errors import UserError
-from transformer.files import PROVENANCE
+from transformer.files import read_provenance
 from transformer.generation.sample import SAMPLES
 from transformer.jsons import read_json
 from transformer.pages import drawn, inline, write_page
@@ -28,17 +28,17 @@ def write_report(directory: Path) -> Path:
     experiment = runs.read_config(directory)
     records = read(directory / "metrics.jsonl")
     trained = [r for r in records if "loss" in r]
-    if not trained:
+    evaluation, ablation = _json(directory / EVALUATION), _json(directory / ABLATION)
+    if not trained and not evaluation:
         raise UserError(f"{directory}: has no records yet, so there is nothing to report")
     timing = read(directory / "timing.jsonl")
-    evaluation, ablation = _json(directory / EVALUATION), _json(directory / ABLATION)
     return write_page(
         directory / REPORT,
         "run.html",
         name=directory.resolve().name,
         hash=experiment.name,
-        curve=curve(records, "token" if is_text(experiment) else "answer"),
-        last=trained[-1],
+        curve=curve(records, "token" if is_text(experiment) else "answer") if trained else None,
+        last=trained[-1] if trained else evaluation,
         steps=experiment.train.steps,
         evaluation=evaluation,
         answers=answers(evaluation) if evaluation and "by_difficulty" in evaluation else None,
@@ -54,7 +54,7 @@ def write_report(directory: Path) -> Path:
         model=experiment.model,
         timing=middle(timing),
         settings=leaves(experiment),
-        origin=_json(directory / PROVENANCE) or {},
+        origin=read_provenance(directory),
     )
 
 

@@ -6,6 +6,7 @@ from absl import flags
 
 from transformer.cli import Args, Command, define_cache, define_run, say
 from transformer.errors import UserError
+from transformer.files import check_writable
 
 
 def define(values: flags.FlagValues) -> None:
@@ -20,6 +21,7 @@ def define(values: flags.FlagValues) -> None:
 def run(args: Args) -> tuple[dict[str, Any], str]:
     f = args.flags
     directory = args.run_directory()
+    check_writable(directory)
     if f.windows is not None and f.windows < 1:
         raise UserError(f"--windows: {f.windows} is too small, set 1 or more")
     import jax

@@ -8,6 +8,7 @@ from absl import flags
 
 from transformer.cli import Args, Command, define_cache, define_run, local_path
 from transformer.errors import UserError
+from transformer.files import check_writable
 
 
 def define(values: flags.FlagValues) -> None:
@@ -70,6 +71,7 @@ def check_page(out: str | None) -> Path | None:
         raise UserError(f"--out: {out} is not a page's name, for example --out=page.html")
     if not page.parent.is_dir():
         raise UserError(f"--out: {page.parent} is not a directory")
+    check_writable(page.parent)
     return page
 
 

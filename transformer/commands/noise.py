@@ -5,7 +5,7 @@ from typing import Any
 from absl import flags
 
 from transformer.cli import Args, Command, define_config, say
-from transformer.commands.study import define_lanes, seeds
+from transformer.commands.study import define_lanes, going_on, seeds
 from transformer.errors import UserError
 from transformer.parallel import hosts
 
@@ -31,6 +31,8 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
         raise UserError(f"--effect: {f.effect} is not above 0")
     if f.arms < 1:
         raise UserError(f"--arms: {f.arms} is not 1 or more")
+    if len(seeds(f.seeds).get("seeds", ())) < 2:
+        raise UserError(f"--seeds: {','.join(f.seeds)} is one seed, and two are needed to differ; add seeds")
     from transformer.study.study import repeat
 
     study = repeat(f.config, args.changes, **seeds(f.seeds), **({} if f.lanes is None else {"lanes": f.lanes}))
@@ -38,7 +40,7 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     from transformer.study.runner import Runner
     from transformer.study.study import UNITS
 
-    found = Runner(study, workdir, args.cache, args.argv, say).run()
+    found = going_on(Runner(study, workdir, args.cache, args.argv, say))
     values = {int(seed): row and row.get(study.metric) for seed, row in found["arms"][0]["seeds"].items()}
     floor = noise(values)
     unit = UNITS[study.metric]

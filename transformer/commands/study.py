@@ -1,13 +1,17 @@
 """study: run a study, and compare."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from transformer.cli import Args, Command, define_config, say
 from transformer.errors import UserError
 from transformer.parallel import hosts
+from transformer.stopping import Stop
+
+if TYPE_CHECKING:
+    from transformer.study.runner import Runner
 
 
 def define(values: flags.FlagValues) -> None:
@@ -55,6 +59,15 @@ def budget(hours: float | None) -> dict[str, float | None]:
     return {"budget_hours": None if math.isinf(hours) else hours}
 
 
+def going_on(runner: "Runner") -> dict[str, Any]:
+    """What it finds; where a signal stops it, says that nothing is lost."""
+    try:
+        return runner.run()
+    except Stop:
+        say(f"{runner.workdir}: what is done is kept; the same command goes on from there")
+        raise
+
+
 def run(args: Args) -> tuple[dict[str, Any], str]:
     f = args.flags
     if not f.config:
@@ -65,9 +78,14 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     given = {name: f[name].value for name in ("equal", "lanes") if f[name].value is not None}
     study = load(f.config, args.changes, **seeds(f.seeds), **budget(f.budget_hours), **given)
     from transformer.study.report import REPORT
-    from transformer.study.runner import Runner, text
+    from transformer.study.runner import Failed, Runner, text
 
-    results = Runner(study, workdir, args.cache, args.argv, say, f.arm).run()
+    try:
+        results = going_on(Runner(study, workdir, args.cache, args.argv, say, f.arm))
+    except Failed as failed:
+        if failed.results and f.arm is None and not f.json:
+            print(f"{text(failed.results)}\n\nthe report: open {workdir / REPORT}")
+        raise
     if f.arm is not None:
         return results, f"{f.arm} is done; the same command without --arm compares it with what else is done"
     return results, f"{text(results)}\n\nthe report: open {workdir / REPORT}"

@@ -10,6 +10,7 @@ import glob
 import gzip
 import io
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -256,6 +257,7 @@ def _find_remote(source: str, log: Callable[[str], None]) -> list[File]:
         import fsspec
     except ImportError:
         raise UserError(f"{source}: reading from a URL needs: pip install fsspec") from None
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # which tells of each retry with a traceback, and raises too
     try:
         system, path = fsspec.core.url_to_fs(source)
         if source.startswith(("http://", "https://")):

@@ -131,6 +131,6 @@ def _cut_at(source: Source, record: Record, validation: float, piece_bytes: int)
     if len(starts) < 2:
         raise UserError(
             f"{source.name}: its one document has {offset} bytes, no more than one piece, so no part "
-            f"can be held out: use more text or a data.piece_bytes below {piece_bytes}"
+            f"can be held out: use more text or a data.piece_bytes below {min(piece_bytes, offset)}"
         )
     return next((s for s in starts[1:] if s >= offset * (1 - validation)), starts[-1])

@@ -88,7 +88,8 @@ def of(error: Exception) -> tuple[int, str]:
     first = (str(error).splitlines() or [""])[0]
     if is_loss(error):
         return LOST, f"{GONE} ({first})"
-    return 1, f"failed: {type(error).__name__}: {first} (--debug shows where)"
+    ours = type(error).__module__.startswith("transformer.")  # whose name says no more than its message
+    return 1, f"failed: {first}" if ours else f"failed: {type(error).__name__}: {first} (--debug shows where)"
 
 
 def leave(status: int, line: str) -> None:

@@ -21,7 +21,7 @@ from transformer.analysis.report import middle
 from transformer.errors import UserError
 from transformer.files import PROVENANCE
 from transformer.generation.sample import SAMPLES
-from transformer.jsons import read_json, write_whole
+from transformer.jsons import read_json, read_object, write_whole
 from transformer.study.equal import QUANTITIES
 from transformer.study.study import RESULT, RESULTS, STUDY, folder
 from transformer.training.metrics import METRICS, read
@@ -58,11 +58,11 @@ class Run:
 def read_study(directory: Path) -> tuple[dict[str, Any], list[Run]]:
     """What results.json and study.json say, and every run, arm after arm. UserError where no run has finished yet."""
     file = directory / RESULTS
-    results = _json(file) if file.is_file() else {"arms": []}
+    results = read_object(file) if file.is_file() else {"arms": []}
     found = [_run(directory, arm, int(seed)) for arm in results["arms"] for seed in arm["seeds"]]
     if all(run.result is None for run in found):
         raise UserError(f"{directory}: no run of this study has finished yet, so there is nothing to report")
-    plan = _json(directory / STUDY)
+    plan = read_object(directory / STUDY)
     return results | {name: plan.get(name) for name in ("dropped", "budget_hours")}, found
 
 

@@ -44,13 +44,21 @@ from transformer.study.report import write_report
 from transformer.study.statistics import Comparison, compare
 from transformer.study.study import METRICS, RESULT, RESULTS, STUDY, UNITS, Arm, Study, resolve, to_json
 from transformer.training.lanes import train_together
+from transformer.training.loop import check_source
 
 Say = Callable[[str], None]
 LOG = "study.log"
 
 
 class Failed(Exception):
-    """Some runs of a study ended with an error that another try may not meet; all that does not need them is done."""
+    """Some runs of a study ended with an error that another try may not meet; all that does not need them is done.
+
+    ``results`` is what results.json holds; None where it was a run that a learning rate is chosen by.
+    """
+
+    def __init__(self, message: str, results: dict[str, Any] | None):
+        super().__init__(message)
+        self.results = results
 
 
 @dataclasses.dataclass
@@ -78,6 +86,9 @@ class Runner:
         """
         planned = resolve(self.study, self.bytes_per_row)
         self.check_arm(planned)
+        for arm in planned:
+            if arm.experiment.train.init_from is not None:
+                check_source(arm.experiment, self.text_of(arm.experiment).tokenizer)
         hosts.agree(self.on_disk)  # before anything is made
         with contextlib.ExitStack() as locks:
             if hosts.is_first():
@@ -123,7 +134,7 @@ class Runner:
                 self.say(f"{len(missing)} runs, {self.lanes} at once: {rate:,.0f} an hour")
             if any(found.values()) and hosts.is_first() and self.arm is None:
                 write_report(self.workdir)
-        self.raise_failed()
+        self.raise_failed(results)
         return results
 
     def check_arm(self, planned: Sequence[Arm]) -> None:
@@ -134,10 +145,10 @@ class Runner:
         if self.arm is not None and self.study.budget_hours is not None:
             raise UserError("--arm: what fits into a budget is known of all arms together; set --budget_hours=inf")
 
-    def raise_failed(self) -> None:
+    def raise_failed(self, results: dict[str, Any] | None = None) -> None:
         """Failed, naming each run that ended with an error so far."""
         if self.errors:
-            raise Failed(f"{self.workdir}: {'; '.join(self.errors)}; the same command tries these again")
+            raise Failed(f"{self.workdir}: {'; '.join(self.errors)}; the same command tries these again", results)
 
     def claim(self, planned: Sequence[Arm]) -> list[Arm]:
         """Write study.json; the arms that fit into the budget. UserError where the directory holds something else."""
@@ -281,7 +292,8 @@ class Runner:
         except Exception as error:
             if hosts.count() > 1:
                 raise  # it may be this process's alone: all end here, and the same command goes on
-            self.errors.append(f"{directory}: {type(error).__name__}: {' '.join(str(error).split())}")
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            self.errors.append(f"{directory}: {kind}{' '.join(str(error).split())}")
             self.say(self.errors[-1])
             return None
         write_json(directory / RESULT, result)

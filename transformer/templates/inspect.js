@@ -107,7 +107,7 @@ function bar(label, value, largest) {
 }
 function said(model, rows, largest = 1) { // [word, share, is it the true one]
   return make("ul", { class: "said" }, ...rows.map(([word, p, hit]) =>
-    make("li", { class: hit ? "true" : null }, make("bdi", { class: "word", title: word }, word),
+    make("li", { class: hit ? "true" : p < 0 ? "minus" : null }, make("bdi", { class: "word", title: word }, word),
       make("span", { class: "track" }, make("i", { style: `width:${Math.min(100, (100 * Math.abs(p)) / largest)}%` })), make("span", { class: "percent" }, percent(p)))));
 }
 function answers(model, q, t, count) {
@@ -230,13 +230,15 @@ function detail(model) {
     const list = (read) => said(model, strongest(model, p, n, t, read).filter((x) => Math.abs(x[1]) > 0.0005).slice(0, 8).map(([s, w]) => [`${s} ${tokenName(model.tokens[s])}`, w, false]));
     pairs.replaceChildren(make("div", { "--hue": "var(--from)" }, make("h4", {}, `position ${t} takes from`), list(false)), make("div", { "--hue": "var(--to)" }, make("h4", {}, `position ${t} is taken from by`), list(true)));
     model.chips.forEach((chip, s) => {
-      chip.style.setProperty("--share", (0.9 * Math.abs(s <= t ? model.weight(p, n, t, s) : model.weight(p, n, s, t)) ** 0.7).toFixed(3));
+      const w = s <= t ? model.weight(p, n, t, s) : model.weight(p, n, s, t);
+      chip.style.setProperty("--share", (0.9 * Math.abs(w) ** 0.7).toFixed(3));
+      chip.classList.toggle("minus", w < 0);
       chip.style.setProperty("--hue", s <= t ? "var(--from)" : "var(--to)");
     });
     for (const [bp, bn, button] of model.buttons) button.setAttribute("aria-pressed", String(bp === model.pinned[0] && bn === model.pinned[1]));
   };
   model.repaint.push(() => model.drawHead());
-  return make("div", { class: "below" }, make("div", {}, title, map, make("p", { class: "quiet" }, model.bits === 16 ? "rows: the position that reads; columns: what it reads; drawn by the square root of the weight" : "a long prompt: weights are kept to 0.004, small maps show the largest of several positions"), model.signed ? make("p", { class: "quiet" }, "in the other colour: what is taken away; the head is scaled afterwards, so a row is drawn as shares whose sizes sum to 100 %") : ""), make("div", {}, make("h3", {}, "In numbers"), pairs, lens(model)));
+  return make("div", { class: "below" }, make("div", {}, title, map, make("p", { class: "quiet" }, model.bits === 16 ? "rows: the position that reads; columns: what it reads; drawn by the square root of the weight" : "a long prompt: weights are kept to 0.004, small maps show the largest of several positions"), model.signed ? make("p", { class: "quiet" }, "in the other colour, and striped in the prompt and in lists: what is taken away. The head is scaled afterwards, so a row is drawn as shares whose sizes sum to 100 %") : ""), make("div", {}, make("h3", {}, "In numbers"), pairs, lens(model)));
 }
 
 function lens(model) {

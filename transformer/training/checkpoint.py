@@ -79,7 +79,7 @@ class Checkpoints:
     def restore(self, experiment: Experiment, say: Callable[[str], None]) -> tuple[State, dict[str, Any]] | None:
         """The newest whole state, laid out for the mesh that is set; None where nothing was saved yet.
 
-        Newer ones that are damaged are set aside, and ``say`` is told. RuntimeError where all are.
+        Newer ones that are damaged are set aside, and ``say`` is told. RuntimeError where all are: those stay.
         """
         step = agree(lambda: self._newest_whole(say))
         if step is not None and not (self._directory / str(step) / "optimizer").is_dir():
@@ -90,19 +90,24 @@ class Checkpoints:
         return None if step is None else restore_state(self._directory / str(step), experiment)
 
     def _newest_whole(self, say: Callable[[str], None]) -> int | None:
-        steps = self.steps
-        for step in reversed(steps):
+        damaged: dict[Path, str] = {}
+        for step in reversed(self.steps):
             path = self._directory / str(step)
             try:
                 verify(path)
             except Damaged as damage:
-                aside = _set_aside(path)
-                say(f"checkpoint {step} is damaged: {damage}; it is set aside as {aside}")
+                damaged[path] = str(damage)
                 continue
+            for bad, why in damaged.items():
+                say(f"checkpoint {bad.name} is damaged: {why}; it is set aside as {_set_aside(bad)}")
             return step
-        if steps:
+        there = self._directory.iterdir() if self._directory.is_dir() else ()  # an empty one is none in a bucket
+        aside = [path.name for path in there if path.name.endswith(DAMAGED)]
+        if names := [path.name for path in damaged] + sorted(
+            aside
+        ):  # the run does not begin again by itself, the next time neither
             raise RuntimeError(
-                f"{self._directory}: none of the checkpoints {steps} is whole; remove them to start again"
+                f"{self._directory}: none of the checkpoints {', '.join(names)} is whole; remove them to start again"
             )
         return None
 
@@ -186,6 +191,8 @@ def verify(path: Path, item: str = "") -> None:
     """Raise Damaged where a file of the checkpoint (or of one ``item``) is missing, extra, or not as written."""
     try:
         digests = json.loads((path / DIGESTS).read_text(encoding="utf-8"))
+        if not isinstance(digests, dict):
+            raise Damaged(f"{DIGESTS} holds no digests")
         found = set(_files(path))
         for name in sorted(found ^ set(digests)):
             raise Damaged(f"{name} is {'missing' if name in digests else 'not a file of it'}")

@@ -145,14 +145,21 @@ def check_prompts(experiment: Experiment, prepared: Prepared) -> None:
 
 
 def first_state(experiment: Experiment, tokenizer: Tokenizer) -> State:
-    """Fresh weights, or those of the run in ``train.init_from`` with fresh moments and step 0.
-
-    UserError where that run's weights would mean something else here: another model, other ids.
-    """
-    state = fresh_state(experiment)
-    source = experiment.train.init_from
+    """Fresh weights, or those of the run in ``train.init_from`` with fresh moments and step 0."""
+    state, source = fresh_state(experiment), experiment.train.init_from
     if source is None:
         return state
+    check_source(experiment, tokenizer)
+    params, _ = runs.restore_params(Path(source).expanduser() / CHECKPOINTS, experiment, "newest")
+    return state._replace(params=params)
+
+
+def check_source(experiment: Experiment, tokenizer: Tokenizer) -> None:
+    """UserError where the weights of the run in ``train.init_from`` would mean something else here: another model,
+    other ids."""
+    source = experiment.train.init_from
+    if source is None:
+        return
     given = runs.open_run(Path(source).expanduser())
     differ = [f"model.{name}" for name in differing(leaves(experiment.model), leaves(given.experiment.model))]
     differ = [name for name in differ if name not in FREE]
@@ -160,8 +167,6 @@ def first_state(experiment: Experiment, tokenizer: Tokenizer) -> State:
         differ.append("tokenizer")
     if differ:
         raise UserError(f"config.train.init_from: {source} differs from this experiment in {', '.join(differ)}")
-    params, _ = runs.restore_params(Path(source).expanduser() / CHECKPOINTS, experiment, "newest")
-    return state._replace(params=params)
 
 
 class Undone(Exception):

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +55,7 @@ class Records:
             return
         with naming(self._tensorboard):
             for key, value in record.items():
-                if key != "step" and isinstance(value, int | float):
+                if key != "step" and isinstance(value, int | float) and math.isfinite(value):
                     self._events.add_scalar(f"{name}/{key}", value, record["step"])
 
     def close(self) -> None:
