@@ -309,6 +309,10 @@ def test_text_shorter_than_one_row_is_refused_with_both_numbers(home: Path) -> N
     [
         (["--config.model.heads=3"], "config.model.heads"),
         (["--config.mesh.data=4", "--config.mesh.tensor=4", "--config.model.heads=4"], "config.mesh"),
+        (
+            ["--config.model.width=1000000", "--config.model.heads=1"],
+            "config.model: its weights and moments alone take ",
+        ),
         (["--config.train.init_from=nowhere"], "nowhere: is not a run's directory"),
         (["--config.data.source=python_prose", "--config.data.validation=2"], "data.validation"),
         (["--config.tokenizer=bpe", "--config.tokenizer.vocab_size=90000"], "vocab_size"),

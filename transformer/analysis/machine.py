@@ -1,6 +1,7 @@
 """What this machine can do at best: the limits that speeds are compared with."""
 
 import functools
+import os
 import resource
 import sys
 import time
@@ -34,6 +35,15 @@ def _seconds(work: object) -> float:
     start = time.perf_counter()
     jax.block_until_ready(work())  # type: ignore[operator]
     return time.perf_counter() - start
+
+
+def memory(devices: int) -> int:
+    """Bytes that each of so many devices has: their own limit where they tell one, else a share of the machine's."""
+    here = jax.local_devices()
+    stats = here[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // min(devices, len(here))
 
 
 def peak_memory() -> int:

@@ -1,6 +1,7 @@
 """The training loop: what happens around the pure step, in order, on the host."""
 
 import contextlib
+import math
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 
 from transformer import run as runs
-from transformer.analysis.cost import training_flops
-from transformer.analysis.machine import matmul_rate, peak_memory
+from transformer.analysis.cost import training_flops, training_memory
+from transformer.analysis.machine import matmul_rate, memory, peak_memory
 from transformer.analysis.validation import as_record, in_words, validator
 from transformer.config import Experiment
 from transformer.data.loader import Loader, batch_hash
@@ -25,6 +26,7 @@ from transformer.parallel.mesh import make_mesh, sizes
 from transformer.parallel.rows import place, rows_here
 from transformer.settings import differing, leaves
 from transformer.stopping import Stop, deferred
+from transformer.tables import human
 from transformer.training.checkpoint import Checkpoints
 from transformer.training.metrics import METRICS, Records, best_step, read
 from transformer.training.progress import Progress
@@ -54,6 +56,7 @@ def training(experiment: Experiment, workdir: Path, cache: Path, argv: list[str]
     if is_remote(workdir) and experiment.train.profile:
         raise UserError(f"config.train.profile: a trace is written on this machine, and --workdir is {workdir}")
     known = hosts.agree(lambda: runs.is_ours(workdir, experiment))
+    check_memory(experiment)
     prepared = prepare(experiment.data, experiment.tokenizer, cache, say)
     check_vocabulary(experiment, prepared)
     check_prompts(experiment, prepared)
@@ -142,6 +145,18 @@ def check_prompts(experiment: Experiment, prepared: Prepared) -> None:
                 f"config.train.prompts: {prompt!r} has {length} tokens with its start, which leave no room in the "
                 f"context of {context}"
             )
+
+
+def check_memory(experiment: Experiment) -> None:
+    """UserError for weights and moments that do not fit however they are cut: XLA would fill the memory first."""
+    bill, mesh = training_memory(experiment), experiment.mesh
+    least = (int(bill["weights"]) + int(bill["moments"])) // (mesh.fsdp * mesh.expert * mesh.tensor)
+    there = memory(math.prod(sizes(mesh).values()))
+    if least > there:
+        raise UserError(
+            f"config.model: its weights and moments alone take {human(least)} on each device, which has "
+            f"{human(there)}; make it smaller, or cut it over more devices with mesh.fsdp"
+        )
 
 
 def first_state(experiment: Experiment, tokenizer: Tokenizer) -> State:
