@@ -48,6 +48,17 @@ def test_orders_by_hand() -> None:
     assert in_words(more).startswith("c is first from 67% of the training on")
 
 
+def test_a_measurement_just_before_the_last_one_is_left_out() -> None:
+    """Step 32 is the last and no multiple of 10; one that comes a whole interval later is one of its own."""
+    late = run("b", 0, [1, 1.5, 9, 2])
+    late.points[-1]["step"] = 32
+    assert ranking(results(), [*RUNS[:2], late, RUNS[3]]) == [
+        row | {"share": pytest.approx(share)}
+        for row, share in zip(ranking(results(), RUNS) or [], (0.326389, 0.652778, 1), strict=True)
+    ]
+    assert ranking(results(), [*RUNS[:2], run("b", 0, [1, 1.5, 9, 2]), RUNS[3]]) is None
+
+
 def test_none_where_there_is_no_order() -> None:
     assert ranking(results(names=NAMES[:2]), RUNS) is None
     unfinished = [run("a", 0, [1, 2], result=None), *RUNS[2:]]

@@ -1,7 +1,8 @@
 """Is the order of a study's arms the same all through the training, or only at its end?
 
-Every run is measured equally often whatever its number of steps, so the k-th measurements of all arms are at the same
-share of their trainings: arms are ordered by their means over the seeds there, beside the order at the end.
+Every run is measured equally often whatever its number of steps (but for one more at its last step, where that falls
+just behind another), so the k-th measurements of all arms are at the same share of their trainings: arms are ordered by
+their means over the seeds there, beside the order at the end.
 """
 
 import itertools
@@ -21,10 +22,11 @@ def ranking(results: Mapping[str, Any], runs: Sequence[Run]) -> list[dict[str, A
     shares: dict[str, list[float]] = {}
     for arm in results["arms"]:
         own = [run for run in runs if run.arm == arm["name"] and run.state == "finished"]
-        values = [[point[results["metric"]] for point in run.points] for run in own]
+        points = [_regular(run.points) for run in own]
+        values = [[point[results["metric"]] for point in each] for each in points]
         if values and values[0] and all(None not in v and len(v) == len(values[0]) for v in values):
             curves[arm["name"]] = [statistics.fmean(at) for at in zip(*values, strict=True)]
-            shares[arm["name"]] = [point["step"] / own[0].points[-1]["step"] for point in own[0].points]
+            shares[arm["name"]] = [point["step"] / points[0][-1]["step"] for point in points[0]]
     count = min(map(len, curves.values()), default=0)
     if len(curves) < 3 or count < 2 or any(len(curve) != count for curve in curves.values()):
         return None
@@ -40,6 +42,13 @@ def ranking(results: Mapping[str, Any], runs: Sequence[Run]) -> list[dict[str, A
         }
         for k, order in enumerate(orders)
     ]
+
+
+def _regular(points: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Without the last but one, where the last comes sooner than half an interval after it."""
+    steps = [point["step"] for point in points]
+    extra = len(steps) > 2 and 2 * (steps[-1] - steps[-2]) < steps[1] - steps[0]
+    return [*points[:-2], points[-1]] if extra else points
 
 
 def in_words(found: Sequence[Mapping[str, Any]]) -> str:
