@@ -258,7 +258,7 @@ def test_settings_that_make_no_sense(tmp_path: Path, changes: dict[str, object],
 
 def test_D16_texts_that_cannot_be_split(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("short")
-    with pytest.raises(UserError, match=r"has 5 bytes.* data\.piece_bytes below 4096"):
+    with pytest.raises(UserError, match=r"has 5 bytes.* data\.piece_bytes below 5"):
         prepare(Data(source=str(tmp_path / "a.txt")), Bytes(), tmp_path / "cache")
     (tmp_path / "same").mkdir()
     for i in range(3):
