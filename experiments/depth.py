@@ -3,9 +3,8 @@
     python -m transformer study --config=experiments/depth.py --workdir=runs/depth
     python -m transformer study --config=experiments/depth.py --workdir=runs/depth_flops --equal=flops_by_width
 
-Expected: at equal parameters 1 and 2 blocks are better than 4, 8 and 16 worse; docs/results/depth.md has the run.
-Costs: 30 runs for the learning rates and 25 for the verdicts; `cost` says how many hours here. The second
-line has not been run.
+Expected: 1 and 2 blocks are better than 4, 8 and 16 worse, both ways; docs/results/depth.md has the runs.
+Costs: 30 runs for the learning rates and 25 for the verdicts, each; `cost` says how many hours here.
 """
 
 from transformer.config import Experiment
