@@ -13,6 +13,7 @@ from transformer.errors import UserError
 from transformer.jsons import is_remote, read_object
 
 CONFIG, PROVENANCE, CHECKPOINTS = "config.json", "provenance.json", "checkpoints"
+STUDY = "study.json"  # what tells a study's directory
 DIGESTS = "digests.json"  # of a checkpoint: its presence says that the checkpoint is finished
 PATIENCE = 0.2  # seconds
 REMOTE = {
@@ -42,7 +43,7 @@ def stored_config(directory: Path) -> dict[str, Any]:
     """config.json as it is written, with no name or value checked. UserError where the directory is no run's."""
     file = directory / CONFIG
     if not file.is_file():
-        study = "; it is a study's, which `report` shows" if (directory / "study.json").is_file() else ""
+        study = "; it is a study's, which `report` shows" if (directory / STUDY).is_file() else ""
         raise UserError(f"{directory}: is not a run's directory (it has no {CONFIG}{study})")
     return read_object(file)
 

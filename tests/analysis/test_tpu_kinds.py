@@ -89,4 +89,5 @@ def compiles(chips: str, name: str, code: bool) -> None:
     assert bool(tables) == (kernel == PLAIN), f"a table of scores is written out, or is not: {tables[:3]}"
     generated = compile_ahead(plan.generating(e).program, where, "decode", 900, code)
     assert generated.fits and "cache" in generated.parts
-    assert generated.temporaries < ROW / 4
+    # A mixture cut over devices gathers its weights: 5.5 MB on tpu7x.
+    assert generated.temporaries < ROW / (4 if "experts" in name else 8)

@@ -17,11 +17,21 @@ from tests.launch.test_slurm_script import DEFAULTS
 
 
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="this machine has a GPU")
-@pytest.mark.parametrize("platforms", ["cuda,cpu", "cuda", "tpu,cpu"])
-def test_V01_what_is_asked_for_and_not_there_is_an_error(platforms: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("platforms", "command", "file"),
+    [
+        ("cuda,cpu", "train", "tiny"),
+        ("cuda", "train", "tiny"),
+        ("tpu,cpu", "train", "tiny"),
+        ("cuda,cpu", "study", "planted"),
+    ],
+)
+def test_V01_what_is_asked_for_and_not_there_is_an_error(
+    platforms: str, command: str, file: str, tmp_path: Path
+) -> None:
     """In the program itself: JAX takes the CPU in place of `cuda,cpu`."""
     root = Path(__file__).parents[2]
-    words = ["train", f"--config={root}/experiments/tiny.py", f"--workdir={tmp_path / 'run'}"]
+    words = [command, f"--config={root}/experiments/{file}.py", f"--workdir={tmp_path / 'run'}"]
     ended = subprocess.run(
         [sys.executable, "-m", "transformer", *words],
         env=os.environ | {"JAX_PLATFORMS": platforms, "PYTHONPATH": str(root), "TPU_SKIP_MDS_QUERY": "1"},

@@ -154,11 +154,11 @@ def test_when_no_checkpoint_is_whole_the_run_does_not_begin_again(copy: Path) ->
     for _ in range(2):
         found = run(*TRAIN, f"--workdir={copy}")
         assert found.status == 1
-        assert f"none of the checkpoints {names} is whole; remove them to start" in found.err.splitlines()[-1]
+        assert f"none of the checkpoints {names} is whole; remove them to start again" in found.err.splitlines()[-1]
     for step in saved_steps(copy / "checkpoints"):  # as an earlier start left them that found a whole one, lost since
         (copy / "checkpoints" / str(step)).rename(copy / "checkpoints" / f"{step}.damaged")
     found = run(*TRAIN, f"--workdir={copy}")
-    assert found.status == 1 and ".damaged is whole; remove them to start" in found.err.splitlines()[-1]
+    assert found.status == 1 and ".damaged is whole; remove them to start again" in found.err.splitlines()[-1]
 
 
 def test_K06_K15_a_state_saved_on_eight_devices_is_restored_on_one_and_on_four(tmp_path: Path) -> None:

@@ -31,11 +31,12 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
         raise UserError(f"--effect: {f.effect} is not above 0")
     if f.arms < 1:
         raise UserError(f"--arms: {f.arms} is not 1 or more")
-    if len(seeds(f.seeds).get("seeds", ())) < 2:
+    chosen = seeds(f.seeds)
+    if len(chosen.get("seeds", (0, 1))) < 2:
         raise UserError(f"--seeds: {','.join(f.seeds)} is one seed, and two are needed to differ; add seeds")
     from transformer.study.study import repeat
 
-    study = repeat(f.config, args.changes, **seeds(f.seeds), **({} if f.lanes is None else {"lanes": f.lanes}))
+    study = repeat(f.config, args.changes, **chosen, **({} if f.lanes is None else {"lanes": f.lanes}))
     from transformer.study.noise import noise
     from transformer.study.runner import Runner
     from transformer.study.study import UNITS

@@ -5,7 +5,7 @@ from typing import Any
 from absl import flags
 
 from transformer.cli import Args, Command
-from transformer.files import check_writable
+from transformer.files import STUDY, check_writable
 
 
 def define(values: flags.FlagValues) -> None:
@@ -17,8 +17,6 @@ def define(values: flags.FlagValues) -> None:
 def run(args: Args) -> tuple[dict[str, Any], str]:
     directory = args.run_directory()
     check_writable(directory)
-    from transformer.study.study import STUDY
-
     if (directory / STUDY).is_file():
         from transformer.study.report import write_report
     else:

@@ -54,9 +54,9 @@ def source(name: str, text_field: str, folder: Path, log: Callable[[str], None] 
     """
     if name in BUNDLED:
         return BUNDLED[name](folder)
-    if name in members(AnyTask):
-        raise UserError(f"data.source: {name} is a synthetic task, which is no text and not mixed with other sources")
     if "/" not in name and "." not in name and not Path(name).exists() and not any(c in name for c in "*?["):
+        if name in members(AnyTask):
+            raise UserError(f"data.source: {name} is a synthetic task, no text, and not mixed with other sources")
         raise UserError(
             f"data.source: {name!r} is no path and no bundled corpus or task"
             f"{did_you_mean(name, [*BUNDLED, *members(AnyTask)])}"

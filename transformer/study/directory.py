@@ -19,11 +19,11 @@ import numpy as np
 
 from transformer.analysis.report import middle
 from transformer.errors import UserError
-from transformer.files import PROVENANCE
+from transformer.files import PROVENANCE, STUDY
 from transformer.generation.sample import SAMPLES
 from transformer.jsons import read_json, read_object, write_whole
 from transformer.study.equal import QUANTITIES
-from transformer.study.study import RESULT, RESULTS, STUDY, folder
+from transformer.study.study import RESULT, RESULTS, folder
 from transformer.training.metrics import METRICS, read
 
 MEASURED = {

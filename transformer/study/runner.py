@@ -35,14 +35,14 @@ from transformer.data.loader import Loader
 from transformer.data.prepare import Prepared, prepare
 from transformer.data.tasks.task import Task
 from transformer.errors import UserError, did_you_mean
-from transformer.files import CONFIG, alone
+from transformer.files import CONFIG, STUDY, alone
 from transformer.jsons import read_object, write_json
 from transformer.parallel import hosts
-from transformer.parallel.mesh import Mesh, make_mesh, sizes
+from transformer.parallel.mesh import Mesh, all_devices, make_mesh, sizes
 from transformer.study.price import Price, affordable, price
 from transformer.study.report import write_report
 from transformer.study.statistics import Comparison, compare
-from transformer.study.study import METRICS, RESULT, RESULTS, STUDY, UNITS, Arm, Study, resolve, to_json
+from transformer.study.study import METRICS, RESULT, RESULTS, UNITS, Arm, Study, resolve, to_json
 from transformer.training.lanes import train_together
 from transformer.training.loop import check_source
 
@@ -84,6 +84,7 @@ class Runner:
         Raises UserError for what is wrong with the study, Stop where a signal came, Failed at the end where runs
         ended with an error.
         """
+        all_devices()  # where those asked for are not there, before anything is written
         planned = resolve(self.study, self.bytes_per_row)
         self.check_arm(planned)
         for arm in planned:

@@ -28,7 +28,7 @@ UNITS = {
     "accuracy": "of accuracy",
     "error": "of wrong answers",
 }
-STUDY, RESULTS, RESULT = "study.json", "results.json", "result.json"
+RESULTS, RESULT = "results.json", "result.json"
 Metric = Literal["bits_per_byte", "loss", "perplexity", "accuracy", "error"]
 
 

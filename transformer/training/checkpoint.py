@@ -103,9 +103,8 @@ class Checkpoints:
             return step
         there = self._directory.iterdir() if self._directory.is_dir() else ()  # an empty one is none in a bucket
         aside = [path.name for path in there if path.name.endswith(DAMAGED)]
-        if names := [path.name for path in damaged] + sorted(
-            aside
-        ):  # the run does not begin again by itself, the next time neither
+        names = [path.name for path in damaged] + sorted(aside)
+        if names:  # the run does not begin again by itself, the next time neither
             raise RuntimeError(
                 f"{self._directory}: none of the checkpoints {', '.join(names)} is whole; remove them to start again"
             )

@@ -12,7 +12,7 @@ import jax
 
 from transformer.config import Experiment
 from transformer.parallel import hosts
-from transformer.parallel.mesh import make_mesh, sizes
+from transformer.parallel.mesh import all_devices, make_mesh, sizes
 from transformer.stopping import Stop, deferred
 from transformer.training.loop import Say, training
 
@@ -24,7 +24,7 @@ def train_together(
 
     Raises Stop, after every run has saved, where a signal asked to.
     """
-    devices = jax.devices()
+    devices = all_devices()
     meshes = []
     for i, experiment in enumerate(experiments):
         single = math.prod(sizes(experiment.mesh).values()) == 1

@@ -161,10 +161,10 @@ def check_memory(experiment: Experiment) -> None:
 
 def first_state(experiment: Experiment, tokenizer: Tokenizer) -> State:
     """Fresh weights, or those of the run in ``train.init_from`` with fresh moments and step 0."""
+    check_source(experiment, tokenizer)
     state, source = fresh_state(experiment), experiment.train.init_from
     if source is None:
         return state
-    check_source(experiment, tokenizer)
     params, _ = runs.restore_params(Path(source).expanduser() / CHECKPOINTS, experiment, "newest")
     return state._replace(params=params)
 
