@@ -57,14 +57,25 @@ def test_rematerialising_changes_no_result(remat, stack):
 @pytest.mark.parametrize("stack", ["scan", "unroll"])
 def test_every_remat_policy_keeps_something_else(stack):
     """Seen in what the backward pass is handed: none keeps most, full the least, dots the results of products."""
-    kept = {}
-    for remat in ("none", *REMAT):
-        e = small.experiment(**RICH, stack=stack, remat=remat)
-        rows = small.batch(e)
-        params = jax.tree.map(jnp.asarray, small.weights(e))
-        _, backward = jax.eval_shape(lambda p, e=e, rows=rows: jax.vjp(lambda p: small.logits(e, p, rows), p), params)
-        kept[remat] = sum(x.size for x in jax.tree.leaves(backward))
+    kept = {remat: kept_for_backward(small.experiment(**RICH, stack=stack, remat=remat)) for remat in ("none", *REMAT)}
     assert kept["none"] > kept["dots"] > kept["dots_without_batch"] > kept["full"]
+
+
+@pytest.mark.parametrize("stack", ["scan", "unroll"])
+def test_full_rematerialisation_keeps_no_copy_of_the_blocks_weights(stack):
+    """A block of a scanned stack was once handed on to the backward pass, stacked again: a second set of weights."""
+    narrow, wide = (
+        kept_for_backward(small.experiment(**RICH | {"mlp": Swiglu(width=width)}, stack=stack, remat="full"))
+        for width in (24, 48)
+    )
+    assert narrow == wide
+
+
+def kept_for_backward(e):
+    """How many numbers the backward pass is handed besides the weights themselves."""
+    rows, params = small.batch(e), jax.tree.map(jnp.asarray, small.weights(e))
+    traced = jax.make_jaxpr(lambda p: jax.tree.leaves(jax.vjp(lambda p: small.logits(e, p, rows), p)[1]))(params).jaxpr
+    return sum(x.aval.size for x in traced.outvars if not any(x is given for given in traced.invars))
 
 
 def test_bfloat16_is_near_float32_and_its_gradients_are_float32():

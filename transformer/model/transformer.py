@@ -112,7 +112,9 @@ class Transformer(nn.Module):
         first_BTKH = first_values(c, block_weights(params_L, 0), x_BTD)
         drop = self.make_rng("dropout") if self.train and (c.dropout or c.layer_drop) else None
 
-        def apply(x_BTD: jax.Array, one: Any, params: Any, i: Any, j: int) -> Any:
+        def apply(x_BTD: jax.Array, one: Any, params: Any, i: Any, at: int | None) -> Any:
+            # Taken out of the stack in here: the backward pass keeps the stack and no copies of its blocks.
+            params, j = (params, 0) if at is None else (block_weights(params, at), at % p)
             view = None if one is None else View(one, index_BT)
             rngs = {} if drop is None else {"dropout": jax.random.fold_in(drop, i)}
             given = (x_BTD, mask, rotations[j], view, Place(i, first_BTKH), counted_BT)
@@ -130,8 +132,7 @@ class Transformer(nn.Module):
         if c.unrolled:
             caches = []
             for i in places:
-                params = block_weights(params_L, i % c.depth)
-                x_BTD, one, told = apply(x_BTD, cache and cache[i], params, i, i % c.depth % p)
+                x_BTD, one, told = apply(x_BTD, cache and cache[i], params_L, i, i % c.depth)
                 caches.append(one)
                 routed.append(jax.tree.map(lambda x: x[None], told))
             self.tell(routed)
@@ -144,14 +145,14 @@ class Transformer(nn.Module):
             new, told = [], []
             for j in range(p):
                 here = jax.tree.map(lambda old: old[i], cache and cache[j])
-                x_BTD, there, one = apply(x_BTD, here, block_weights(params, j), first + j, j)
+                x_BTD, there, one = apply(x_BTD, here, params, first + j, None if p == 1 else j)
                 new.append(there)
                 told.append(one)
             put = jax.lax.dynamic_update_index_in_dim
             cache = jax.tree.map(lambda old, one: put(old, one, i, 0), cache, cache and tuple(new))
             return (x_BTD, cache), jax.tree.map(lambda *x: jnp.stack(x), *told)
 
-        units = jax.tree.map(lambda w: w[: n * p].reshape(n, p, *w.shape[1:]), params_L)
+        units = params_L if p == 1 else jax.tree.map(lambda w: w[: n * p].reshape(n, p, *w.shape[1:]), params_L)
         caches = []
         for loop in range(c.loops):
             first = loop * c.depth
@@ -162,7 +163,7 @@ class Transformer(nn.Module):
             routed.append(jax.tree.map(lambda x: x.reshape(n * p, *x.shape[2:]), told))
             last = []
             for i in range(n * p, c.depth):
-                x_BTD, one, told = apply(x_BTD, rest[i - n * p], block_weights(params_L, i), first + i, i % p)
+                x_BTD, one, told = apply(x_BTD, rest[i - n * p], params_L, first + i, i)
                 last.append(one)
                 routed.append(jax.tree.map(lambda x: x[None], told))
             caches.append((new, tuple(last)))
