@@ -8,11 +8,10 @@ The first reads equal bytes of text with every vocabulary, the second computes e
 weights. All are measured in bits per byte, so that vocabularies compare. The report has the ranking through the
 training, and the share of each arm's weights that is in the two tables.
 
-Expected: at equal bytes larger is better up to 8,192 entries, 512 and 1,024 are worse than bytes
-(docs/results/vocabulary.md).
+Expected: 8,192 entries are best or nearly so by each measure; bytes are as good as 2,048 entries at equal bytes and
+the worst at equal FLOPs (docs/results/vocabulary.md).
 Costs: 13 arms, 3 seeds, no tuning: all have the learning rate that is best for 2,048 entries. `cost` says how many
-hours here. Where 3 hours do not pay for it, sizes are left out, not seeds: the largest first. The second and third
-line were not run.
+hours here. Where 3 hours do not pay for it, sizes are left out, not seeds: the largest first.
 """
 
 from collections.abc import Sequence

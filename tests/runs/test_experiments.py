@@ -47,6 +47,7 @@ def get_study():
 FEWER = {
     "transfer": 'transfer import study\nPART = {"depths": (3,), "parametrisations": ("completep",), '
     '"learning_rates": (1e-3,)}',
+    "transfer_rates": 'transfer_rates import study\nPART = {"depths": (2, 3), "rates": (2e-3, 1e-3)}',
     "vocabulary": 'vocabulary import study\nPART = {"base": 280, "sizes": (284,), "kinds": ("bpe",), "held": "steps"}',
     "vocabulary_parameters": 'vocabulary import study\nPART = {"base": 280, "sizes": (284,), "kinds": ("bpe",), '
     '"held": "parameters"}',

@@ -18,16 +18,17 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from transformer.analysis.chips import Topology
+from transformer.analysis.chips import Topology, topology
 from transformer.config import Experiment
 from transformer.errors import UserError
 from transformer.model.moe import Moe
 from transformer.parallel.mesh import sizes
 from transformer.settings import from_dict, to_dict
 
-# So that libtpu looks for no machine, says nothing, and lets another process compile as well.
+# So that the compilers look for no machine, say nothing, and let another process compile as well.
 QUIET = {
     "JAX_PLATFORMS": "cpu",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # which needs a GPU's driver
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -76,6 +77,9 @@ def compile_ahead(
         folder = Path(directory)
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         flags = f"--xla_dump_to={folder} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=jit_{step}_step"
+        if topology.chip.platform == "gpu":
+            # Nothing can be tried out without a GPU, and Triton's products need that for some shapes.
+            flags += " --xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         env = os.environ | QUIET | {"XLA_FLAGS": flags, "PYTHONPATH": path}
@@ -142,8 +146,13 @@ def main(request: Path) -> None:
 
         from transformer.parallel.mesh import make_mesh
 
-        more = {"num_slices": asked["slices"]} if asked["slices"] > 1 else {}
-        machine = topologies.get_topology_desc(platform="tpu", topology_name=asked["topology"], **more)
+        chip = topology(asked["topology"]).chip
+        if chip.platform == "gpu":
+            machines = f"{asked['slices']}x1x{asked['topology'].partition(':')[2]}"
+            more = {"platform": "cuda", "target_config": chip.target, "topology": machines}
+        else:
+            more = {"platform": "tpu"} | ({"num_slices": asked["slices"]} if asked["slices"] > 1 else {})
+        machine = topologies.get_topology_desc(topology_name=asked["topology"], **more)
         with jax.set_mesh(make_mesh(experiment.mesh, machine.devices)):
             traced, params, parts = _train(experiment) if asked["step"] == "train" else _decode(experiment)
             known = {
@@ -154,7 +163,7 @@ def main(request: Path) -> None:
             part = folder / "traced.part"
             part.write_text(json.dumps(known), encoding="utf-8")
             part.rename(folder / "traced.json")
-            traced.lower(lowering_platforms=("tpu",)).compile()
+            traced.lower(lowering_platforms=("cuda" if chip.platform == "gpu" else "tpu",)).compile()
     except Exception as error:
         (folder / "failure").write_text(str(error) or type(error).__name__, encoding="utf-8")
         raise SystemExit(1) from error

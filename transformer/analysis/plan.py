@@ -66,7 +66,7 @@ def check_mesh(experiment: Experiment, topology: Topology) -> None:
         raise UserError(
             f"config.mesh: {axes} is {wanted} devices, and {topology.name} has {topology.devices}{twice}; set {hint}"
         )
-    if by_axis["slice"] != topology.slices:
+    if by_axis["slice"] not in ((1, topology.slices) if chip.platform == "gpu" else (topology.slices,)):
         raise UserError(
             f"config.mesh.slice: {by_axis['slice']}, and there are {topology.slices} slices, with a slow network "
             f"between them; set --config.mesh.slice={topology.slices}"
@@ -76,7 +76,7 @@ def check_mesh(experiment: Experiment, topology: Topology) -> None:
 def training(experiment: Experiment, topology: Topology, compiled: Compiled) -> dict[str, Any]:
     """What the compiled training step says, and what follows for the run."""
     train, tokens = experiment.train, experiment.train.batch * experiment.model.context
-    attention = compiled.products.get("attention", 0.0) + attention_flops(experiment)
+    attention = compiled.products.get("attention", 0.0) + attention_flops(experiment, topology.chip.platform)
     found = step(topology, compiled, compiled.products | {"attention": attention})
     found["flops"]["model"] = training_flops(experiment) * tokens
     if "times" in found:
@@ -134,13 +134,13 @@ def step(topology: Topology, compiled: Compiled, by_part: Mapping[str, float]) -
     return found
 
 
-def attention_flops(experiment: Experiment) -> float:
+def attention_flops(experiment: Experiment, platform: str) -> float:
     """FLOPs of a step's scores and mixed values in blocks where a Pallas kernel computes them; those of other kernels
     are counted in the traced program. Forward it runs twice with any rematerialisation."""
     m, flops = experiment.model, 0
     for i in range(m.depth):
         block = m.block(i)
-        call = training_call(block, "tpu", ordered=mesh.sizes(experiment.mesh)["context"] == 1)
+        call = training_call(block, platform, ordered=mesh.sizes(experiment.mesh)["context"] == 1)
         if call is None or choose(m.attention.kernel, call)[0] != "splash":
             continue
         widths, runs = kind(block).widths(block), 1 if m.remat == "none" else 2

@@ -10,13 +10,18 @@ from absl import flags
 from transformer.cli import Args, Command, define_config, say
 from transformer.errors import UserError
 
+CUDA = ("jax_cuda12_plugin", "jax_cuda13_plugin")  # either compiles for GPUs, which need not be here
+
 
 def define(values: flags.FlagValues) -> None:
     define_config(values)
     flags.DEFINE_string(
-        "topology", None, "the slice: v5e:16x16, v6e:4x4, v4:4x4x4, v5p:..., tpu7x:...", flag_values=values
+        "topology",
+        None,
+        "the slice: v5e:16x16, v6e:4x4, v4:4x4x4, v5p:..., tpu7x:...; or a machine of GPUs: h100:8, h200:..., a100:...",
+        flag_values=values,
     )
-    flags.DEFINE_integer("slices", 1, "how many such slices", flag_values=values)
+    flags.DEFINE_integer("slices", 1, "how many such slices, or machines", flag_values=values)
     flags.DEFINE_integer("limit", 600, "seconds for compiling, and for finding what would fit", flag_values=values)
     flags.DEFINE_bool("code", False, "also write the chips' code, which takes minutes more", flag_values=values)
 
@@ -29,10 +34,12 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     if not f.topology:
         raise UserError("--topology=KIND:SIZES is missing, for example --topology=v5e:16x16")
     found = topology(f.topology, f.slices)
-    if importlib.util.find_spec("libtpu") is None:
+    if found.chip.platform == "tpu" and importlib.util.find_spec("libtpu") is None:
         raise UserError(
             "plan: libtpu, the TPUs' compiler, is not installed; install the extra: pip install -e '.[plan]'"
         )
+    if found.chip.platform == "gpu" and not any(map(importlib.util.find_spec, CUDA)):
+        raise UserError("plan: JAX's CUDA plugin is not installed; install the extra: pip install -e '.[cuda]'")
     os.environ.update(QUIET)  # before JAX is imported, which would look for a TPU here
     from transformer.analysis import plan
     from transformer.config import call_file

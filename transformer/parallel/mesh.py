@@ -49,7 +49,9 @@ def make_mesh(config: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.
             f"config.mesh: {axes} needs {wanted} devices, found {len(found)} ({found[0].platform}); make one smaller"
         )
     types = (AxisType.Explicit,) * len(by_axis)
-    if config.slice > 1 and hasattr(found[0], "slice_index"):
+    # GPUs do not always say which machine they are in: then they are taken in their order.
+    known = found[0].platform == "tpu" or len({getattr(device, "slice_index", 0) for device in found}) > 1
+    if config.slice > 1 and known:
         return jax.sharding.Mesh(by_slice(by_axis, found), tuple(by_axis), axis_types=types)
     return jax.sharding.Mesh(laid_out(by_axis.values(), found[:wanted]), tuple(by_axis), axis_types=types)
 
