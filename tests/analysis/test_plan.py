@@ -181,7 +181,8 @@ def test_every_generation_s_figures_are_of_the_right_size():
     """Later generations are no slower, and a figure in other units would be a thousand times off."""
     for chip in CHIPS.values():
         assert 1e14 < chip.flops < 1e16 and 5e11 < chip.bandwidth < 1e13 and 1e11 < chip.ici < 1e12
-        assert 1e9 < chip.dcn < 1e11 and 16 <= chip.memory / 2**30 <= 192 and chip.links == 2 * chip.dimensions
+        assert 1e9 < chip.dcn < 1e11 and 16 <= chip.memory / 2**30 <= 192
+        assert chip.links == 2 * chip.dimensions if chip.platform == "tpu" else 1e10 < chip.ici / chip.links < 3e10
 
 
 def test_a_mesh_of_other_devices_is_refused_with_one_that_fits():

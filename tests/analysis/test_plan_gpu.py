@@ -37,7 +37,7 @@ def test_a_machine_of_gpus_is_a_topology_and_several_are_slices():
     ("name", "says"),
     [
         ("h100", "'h100' has no sizes; write them as in h100:8"),
-        ("h100:2x8", "a slice of h100 has 1 dimension"),
+        ("h100:2x8", "a slice of h100 has 1 dimension, such as h100:8"),
         ("h100:16", "a machine has up to 8; several are --topology=h100:8 --slices=N"),
         ("h10:8", "'h10' is not a kind of chip that is known (did you mean 'h100'?)"),
     ],

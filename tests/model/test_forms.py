@@ -107,13 +107,27 @@ def test_every_kind_of_attention_in_bfloat16_and_scanned(kind, positions):
 
 
 def test_blocks_compute_in_bfloat16():
-    """Each product inside the blocks takes bfloat16; the table of scores and the logits are float32."""
+    """Every product takes bfloat16, forward and backward; the logits and the gradients by weights are float32."""
     e = small.experiment(**RICH, dtype="bfloat16")
-    text = str(jax.make_jaxpr(lambda p: small.logits(e, p, small.batch(e)))(small.weights(e)))
-    products = [line for line in text.splitlines() if "dot_general" in line]
-    results = [line.split(":")[1].split("[")[0] for line in products]
-    # per block: query, key, value, out, gate, up, down and the mix of values; scores; and the logits
-    assert sorted(results) == sorted(["bf16"] * (8 * 2) + ["f32"] * (2 + 1))
+    rows, state = small.batch(e), small.state(e)
+    forward = jax.make_jaxpr(lambda p: small.logits(e, p, rows))(state.params)
+    # per block: query, key, value, out, gate, up, down, scores and the mix of values; and the logits
+    assert [operands for operands, _ in products(forward.jaxpr)] == [("bfloat16", "bfloat16")] * (9 * 2 + 1)
+    assert forward.out_avals[0].dtype == jnp.float32
+    step = jax.make_jaxpr(lambda s: sum_gradients(e, s, rows))(state)
+    of_weights = [operands for operands, size in products(step.jaxpr) if size == 16 * 24]  # of both MLPs and the table
+    assert of_weights == [("bfloat16", "bfloat16")] * (3 * 2 + 1)
+    assert all(x.dtype == jnp.float32 for x in step.out_avals)
+
+
+def products(jaxpr):
+    """Of every product of a traced program the operands' types and how many numbers come out."""
+    for e in jaxpr.eqns:
+        if e.primitive.name == "dot_general":
+            yield tuple(x.aval.dtype.name for x in e.invars), e.outvars[0].aval.size
+        for inner in jax.tree.leaves(list(e.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            if hasattr(inner := getattr(inner, "jaxpr", inner), "eqns"):
+                yield from products(inner)
 
 
 def test_without_jit_the_model_gives_the_same():

@@ -111,7 +111,8 @@ def topology(name: str, slices: int = 1) -> Topology:
         raise UserError(f"--topology: {name!r} has no sizes; write them as in {example}")
     sizes = [int(size) for size in shape.split("x")]
     if len(sizes) != chip.dimensions:
-        raise UserError(f"--topology: {name}: a slice of {kind} has {chip.dimensions} dimension(s), such as {example}")
+        many = f"{chip.dimensions} dimension" + "s" * (chip.dimensions > 1)
+        raise UserError(f"--topology: {name}: a slice of {kind} has {many}, such as {example}")
     if chip.platform == "gpu" and sizes[0] > 8:
         raise UserError(f"--topology: {name}: a machine has up to 8; several are --topology={kind}:8 --slices=N")
     if math.prod(sizes) > LARGEST:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.parallel import context
+from transformer.parallel.mesh import platform
 from transformer.parallel.rules import merge, spec
 
 Role = Literal["embedding", "position", "matrix", "residual", "unembedding", "bias", "scale"]
@@ -109,10 +110,36 @@ def product(
     if context.devices() > 1:
         layout = spec(out[0], out[1], out[2:])
         y = jnp.einsum("BTI,IO->BTO", merge(x, 1, 1), w_IO, preferred_element_type=dtype, out_sharding=layout)
+    elif x.dtype == jnp.bfloat16 and platform() == "cpu":
+        y = _on_cpu(merge(x, 2), w_IO, dtype or x.dtype, spec(out[:2], out[2:]))
     else:
         layout = spec(out[:2], out[2:])
         y = jnp.einsum("RI,IO->RO", merge(x, 2), w_IO, preferred_element_type=dtype, out_sharding=layout)
     return jax.lax.reshape(y, (B, T, *outputs), out_sharding=spec(*out))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _on_cpu(x_RI: jax.Array, w_IO: jax.Array, dtype: Any, layout: Any) -> jax.Array:
+    """A product of bfloat16 matrices, forward and backward with float32 results that are rounded after: where results
+    are to be bfloat16 themselves, XLA on a CPU widens both matrices first and is half as fast (docs/log.md)."""
+    y = jnp.einsum("RI,IO->RO", x_RI, w_IO, preferred_element_type=jnp.float32, out_sharding=layout)
+    return y.astype(dtype)
+
+
+def _on_cpu_forward(x_RI: jax.Array, w_IO: jax.Array, dtype: Any, layout: Any) -> Any:
+    return _on_cpu(x_RI, w_IO, dtype, layout), (x_RI, w_IO)
+
+
+def _on_cpu_backward(dtype: Any, layout: Any, kept: Any, slope_RO: jax.Array) -> Any:
+    x_RI, w_IO = kept
+    slope_RO = slope_RO.astype(x_RI.dtype)
+    layouts = [jax.typeof(x).sharding.spec if layout is not None else None for x in kept]
+    by_x = jnp.einsum("RO,IO->RI", slope_RO, w_IO, preferred_element_type=jnp.float32, out_sharding=layouts[0])
+    by_w = jnp.einsum("RI,RO->IO", x_RI, slope_RO, preferred_element_type=jnp.float32, out_sharding=layouts[1])
+    return by_x.astype(x_RI.dtype), by_w.astype(w_IO.dtype)
+
+
+_on_cpu.defvjp(_on_cpu_forward, _on_cpu_backward)
 
 
 def declared_leaves(declared: Any) -> dict[str, Weight]:
