@@ -7,7 +7,8 @@ results.json, and the table of what was tried in the report. The verdicts, again
 best rate, are of less interest. muP is not among the arms, since at the base width it is the standard one, to the
 bit; at 2 blocks all three are.
 
-Expected: under standard the best rate falls from 2 to 32 blocks; under CompleteP it stays (docs/results/transfer.md).
+Expected: rates above the best cost deep standard models most and depth-muP's least; the best itself moves by a factor
+of two, within what seeds do (docs/results/transfer.md).
 Costs: 13 arms of 7 learning rates and 3 seeds; `cost` says how many hours here. Where 3 hours do not pay for it, depths
 are left out, not seeds: 4 blocks first, then 16, and 8 before 32.
 """

@@ -111,11 +111,18 @@ def product(
         layout = spec(out[0], out[1], out[2:])
         y = jnp.einsum("BTI,IO->BTO", merge(x, 1, 1), w_IO, preferred_element_type=dtype, out_sharding=layout)
     elif x.dtype == jnp.bfloat16 and platform() == "cpu":
-        y = _on_cpu(merge(x, 2), w_IO, dtype or x.dtype, spec(out[:2], out[2:]))
+        y = _on_cpu(*_alike(merge(x, 2), w_IO), dtype or x.dtype, spec(out[:2], out[2:]))
     else:
         layout = spec(out[:2], out[2:])
         y = jnp.einsum("RI,IO->RO", merge(x, 2), w_IO, preferred_element_type=dtype, out_sharding=layout)
     return jax.lax.reshape(y, (B, T, *outputs), out_sharding=spec(*out))
+
+
+def _alike(*arrays: jax.Array) -> list[jax.Array]:
+    """In a shard_map: all declared to differ along the same mesh axes, so that gradients are added up over the rest."""
+    own = [jax.typeof(x).manual_axis_type.varying for x in arrays]
+    more = [tuple(frozenset[str]().union(*own) - axes) for axes in own]
+    return [jax.lax.pcast(x, axes, to="varying") if axes else x for x, axes in zip(arrays, more, strict=True)]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
