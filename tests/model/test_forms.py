@@ -54,10 +54,14 @@ def test_rematerialising_changes_no_result(remat, stack):
     assert small.farthest(gradients(stack, remat), gradients(stack)) < 1e-6
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("stack", ["scan", "unroll"])
-def test_every_remat_policy_keeps_something_else(stack):
+def test_every_remat_policy_keeps_something_else(stack, dtype):
     """Seen in what the backward pass is handed: none keeps most, full the least, dots the results of products."""
-    kept = {remat: kept_for_backward(small.experiment(**RICH, stack=stack, remat=remat)) for remat in ("none", *REMAT)}
+    kept = {
+        remat: kept_for_backward(small.experiment(**RICH, stack=stack, remat=remat, dtype=dtype))
+        for remat in ("none", *REMAT)
+    }
     assert kept["none"] > kept["dots"] > kept["dots_without_batch"] > kept["full"]
 
 

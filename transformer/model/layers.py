@@ -14,11 +14,13 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from transformer.parallel import context
 from transformer.parallel.mesh import platform
 from transformer.parallel.rules import merge, spec
 
+PRODUCT = "product"  # by this name rematerialisation knows a product that is a function of our own
 Role = Literal["embedding", "position", "matrix", "residual", "unembedding", "bias", "scale"]
 
 
@@ -111,7 +113,7 @@ def product(
         layout = spec(out[0], out[1], out[2:])
         y = jnp.einsum("BTI,IO->BTO", merge(x, 1, 1), w_IO, preferred_element_type=dtype, out_sharding=layout)
     elif x.dtype == jnp.bfloat16 and platform() == "cpu":
-        y = _on_cpu(*_alike(merge(x, 2), w_IO), dtype or x.dtype, spec(out[:2], out[2:]))
+        y = checkpoint_name(_on_cpu(*_alike(merge(x, 2), w_IO), dtype or x.dtype, spec(out[:2], out[2:])), PRODUCT)
     else:
         layout = spec(out[:2], out[2:])
         y = jnp.einsum("RI,IO->RO", merge(x, 2), w_IO, preferred_element_type=dtype, out_sharding=layout)
@@ -128,7 +130,8 @@ def _alike(*arrays: jax.Array) -> list[jax.Array]:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _on_cpu(x_RI: jax.Array, w_IO: jax.Array, dtype: Any, layout: Any) -> jax.Array:
     """A product of bfloat16 matrices, forward and backward with float32 results that are rounded after: where results
-    are to be bfloat16 themselves, XLA on a CPU widens both matrices first and is half as fast (docs/log.md)."""
+    are to be bfloat16 themselves, XLA on a CPU widens both matrices first and is half as fast (docs/log.md). The
+    slopes of a float32 result are rounded to bfloat16 too. There are no forward-mode derivatives."""
     y = jnp.einsum("RI,IO->RO", x_RI, w_IO, preferred_element_type=jnp.float32, out_sharding=layout)
     return y.astype(dtype)
 

@@ -16,7 +16,7 @@ from transformer.model import attention, parametrisation
 from transformer.model.block import Block, dropout
 from transformer.model.cache import View, in_int8
 from transformer.model.config import Model
-from transformer.model.layers import by_declaration, product, weight
+from transformer.model.layers import PRODUCT, by_declaration, product, weight
 from transformer.model.masks import Mask
 from transformer.model.norms import Norm
 from transformer.model.place import Place, first_values
@@ -216,8 +216,13 @@ def logits(x_BTD: jax.Array, unembedding_VD: jax.Array, cap: float | None = None
     return logits_BTV if cap is None else capped(logits_BTV, cap)[0]
 
 
+def _products_or(policy: Any) -> Any:
+    named = jax.checkpoint_policies.save_only_these_names(PRODUCT)
+    return jax.checkpoint_policies.save_from_both_policies(policy, named)
+
+
 _POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_saveable,
-    "dots_without_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": _products_or(jax.checkpoint_policies.dots_saveable),
+    "dots_without_batch": _products_or(jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
 }
