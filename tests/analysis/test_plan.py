@@ -170,6 +170,10 @@ def test_products_inside_a_shard_map_are_each_device_s():
         ("v5e:4x", "has no sizes"),
         ("v4:4x4", "a slice of v4 has 3 dimensions, such as v4:4x4x4"),
         ("v5p:16x16x16", "has 4096 chips; plan goes up to 1024 a slice"),
+        ("h100", "'h100' has no sizes; write them as in h100:8"),
+        ("h100:2x8", "a slice of h100 has 1 dimension, such as h100:8"),
+        ("h100:16", "a machine has up to 8; several are --topology=h100:8 --slices=N"),
+        ("h10:8", r"'h10' is not a kind of chip that is known \(did you mean 'h100'\?\)"),
     ],
 )
 def test_a_topology_that_does_not_exist_is_an_error_of_one_line(name, message):
@@ -224,27 +228,33 @@ TINY = Experiment(
 )
 
 
-@needs_libtpu
-def test_the_whole_command(tmp_path):
-    """On a small model: the memory is that of its weights, the network's that of its gathers; nothing else is said."""
+def planned(tmp_path, topology):
+    """What the whole command says of a small model on four chips: the memory is that of its weights, the times follow
+    from one another, and nothing else is said."""
     file = tmp_path / "tiny.py"
     file.write_text(
         "from transformer.config import Experiment\nfrom transformer.settings import from_dict\n"
         f"def get_config():\n    return from_dict(Experiment, {to_dict(TINY)!r})\n"
     )
-    command = [sys.executable, "-m", "transformer", "plan", f"--config={file}", "--topology=v5e:2x2", "--json"]
+    command = [sys.executable, "-m", "transformer", "plan", f"--config={file}", f"--topology={topology}", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=True)
     found = json.loads(done.stdout)
     weights = 2 * 257 * 256 + 5 * 256 + 2 * 12 * 256**2
     assert found["fits"] is True and found["nearest"] is None
     assert found["memory"]["parameters"] == pytest.approx(weights * 4 / 4, rel=0.2)  # the positions besides
     assert found["memory"]["optimizer"] == pytest.approx(2 * found["memory"]["parameters"], rel=1e-3)
-    assert {c["kind"] for c in found["collectives"]} & {"all-gather", "collective-permute"}
     assert found["times"]["step"] == max(found["times"][n] for n in ("compute", "memory", "network"))
     assert found["tokens_per_second"] == pytest.approx(8 * 256 / found["times"]["step"])
     assert found["chip_hours"] == pytest.approx(10 * found["times"]["step"] * 4 / 3600)
     assert found["decode"]["fits"] is True and found["decode"]["memory"]["cache"] == 2 * 2 * 256 * 256 * 2
     assert all(line.startswith("compiling") for line in done.stderr.splitlines()), done.stderr
+    return found
+
+
+@needs_libtpu
+def test_the_whole_command(tmp_path):
+    found = planned(tmp_path, "v5e:2x2")
+    assert {c["kind"] for c in found["collectives"]} & {"all-gather", "collective-permute"}
 
 
 @needs_libtpu
@@ -270,6 +280,18 @@ def test_a_longer_stack_takes_no_longer_and_the_attention_is_the_tpu_s():
         programs.append(ahead.compile_ahead(e.program, topology("v5e:2x2"), "train", 300).text)
     assert len(programs[1]) < 1.2 * len(programs[0])
     assert "splash_mqa_fwd" in programs[0] and "splash_mqa_dkv" in programs[0] and "splash_mqa_dq" in programs[0]
+
+
+def test_of_gathers_that_were_merged_each_counts():
+    """One start of two: what goes in stands before what comes out."""
+    program = (
+        "ENTRY %main (a: f32[128], b: bf16[16,256]) -> f32[1] {\n"
+        "  %a = f32[128]{0} parameter(0)\n  %b = bf16[16,256]{1,0} parameter(1)\n"
+        "  %start = ((f32[128]{0}, bf16[16,256]{1,0}), (f32[512]{0}, bf16[64,256]{1,0})) all-gather-start(%a, %b), "
+        "channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}\n}\n"
+    )
+    (found,) = hlo.collectives(*hlo.parse(program), 4)
+    assert found.kind == "all-gather" and found.size == 512 * 4 + 64 * 256 * 2
 
 
 def test_the_element_of_a_tuple_s_shape():

@@ -192,7 +192,8 @@ def _plain(shape: str) -> str:
 def _whole(i: Instruction, kind: str, devices: int) -> float:
     shapes = [BYTES.get(k, 0) * math.prod(int(d) for d in ds.split(",") if d) for k, ds, _ in _SHAPE.findall(i.shape)]
     if i.op.endswith("-start") and kind != "all-reduce" and len(shapes) > 1:
-        return max(shapes[:2])  # operand and result are both in the shape: the larger is the whole
+        # Operand and result are both in the shape, and where several were merged all of each: the larger is the whole.
+        return max(size(element(i.shape, part)) for part in ("#0", "#1"))
     return sum(shapes) * (devices if i.op == "reduce-scatter" else 1)
 
 

@@ -217,6 +217,7 @@ def logits(x_BTD: jax.Array, unembedding_VD: jax.Array, cap: float | None = None
 
 
 def _products_or(policy: Any) -> Any:
+    """Also what is a product by name: a policy does not see into a function with a gradient of its own."""
     named = jax.checkpoint_policies.save_only_these_names(PRODUCT)
     return jax.checkpoint_policies.save_from_both_policies(policy, named)
 
