@@ -4,8 +4,10 @@ Eight devices cost nothing where a test uses one. Programs are compiled without 
 optimisations where a test asks for it (`tests.small.jit`): compiling is what such tests wait for.
 """
 
+import itertools
 import os
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,6 +18,7 @@ if "exhaustive" not in sys.argv and tuple(map(int, version("jaxlib").split(".")[
     os.environ["XLA_FLAGS"] = f"{quick} {os.environ.get('XLA_FLAGS', '')}".strip()
 
 import jax
+import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_platforms", "cpu")
@@ -24,3 +27,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Tests import what they share as tests.NAME, from wherever pytest was started.
 sys.path.insert(0, str(Path(__file__).parent.parent))
+
+_DONE = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def few_programs() -> Iterator[None]:
+    """A process may map its memory in 65,530 pieces, and compiled programs take some each: the long tests' thousands
+    end with an abort in the compiler."""
+    yield
+    if next(_DONE) % 200 == 0:
+        jax.clear_caches()

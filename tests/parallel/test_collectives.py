@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 
 import jax
 import pytest
@@ -23,13 +24,17 @@ MIXTURE = dataclasses.replace(E, model=dataclasses.replace(E.model, mlp=Moe(expe
 
 
 @functools.cache
-def compiled(mesh: Mesh, of: Experiment = E) -> tuple[list[hlo.Collective], int]:
-    """The collectives of a step, and the bytes of all weights."""
-    e = dataclasses.replace(of, mesh=mesh)
-    with small.on(mesh):
+def program(e: Experiment) -> tuple[str, int]:
+    """The compiled step's text, and the bytes of all weights."""
+    with small.on(e.mesh):
         state, rows = small.place(e, small.state(e)), small.place_batch(small.batch(e))
         text = jax.jit(train_step, static_argnums=0).lower(e, state, rows).compile().as_text()
-    weights = sum(x.nbytes for x in jax.tree.leaves(state.params))
+    return text, sum(x.nbytes for x in jax.tree.leaves(state.params))
+
+
+def compiled(mesh: Mesh, of: Experiment = E) -> tuple[list[hlo.Collective], int]:
+    """The collectives of a step, and the bytes of all weights."""
+    text, weights = program(dataclasses.replace(of, mesh=mesh))
     return list(hlo.collectives(*hlo.parse(text), math.prod(sizes(mesh).values()), mesh.slice)), weights
 
 
@@ -71,12 +76,24 @@ def test_cut_rows_gather_keys_and_values_alone() -> None:
     assert weights < bytes_of(found, "all-reduce", "reduce-scatter") < weights + 2 * 2 * 2 * keys + FEW
 
 
-def test_between_slices_only_gradients_go() -> None:
-    """Weights are gathered inside a slice; what crosses is each device's part of the gradient, once."""
-    found, weights = compiled(Mesh(slice=2, fsdp=4))
+@pytest.mark.parametrize("parts", [1, 4])
+def test_between_slices_only_gradients_go(parts: int) -> None:
+    """Weights are gathered inside a slice; what crosses is each device's part of the gradient, once a step."""
+    e = dataclasses.replace(E, train=dataclasses.replace(E.train, batch=8 * parts, accumulate=parts))
+    found, weights = compiled(Mesh(slice=2, fsdp=4), e)
     crossing = [c for c in found if c.across]
     assert {c.kind for c in crossing} == {"all-reduce"}
     assert bytes_of(crossing, "all-reduce") < weights / 4 + 2 * FEW
+
+
+@pytest.mark.parametrize("mesh", [Mesh(data=8), Mesh(data=2, fsdp=2, tensor=2), Mesh(slice=2, fsdp=4)], ids=str)
+def test_each_device_draws_the_dropout_of_its_own_rows(mesh: Mesh) -> None:
+    """No device ever holds the whole batch's numbers."""
+    model, train = dataclasses.replace(E.model, dropout=0.1), dataclasses.replace(E.train, batch=32, accumulate=2)
+    text, _ = program(dataclasses.replace(E, model=model, train=train, mesh=mesh))
+    drawn = {math.prod(int(n) for n in shape.split(",")) for shape in re.findall(r"u32\[([\d,]+)\]", text)}
+    rows = 16 // (mesh.data * mesh.fsdp)  # where slices are apart each draws for all, and keeps its own
+    assert max(drawn) == rows * E.model.context * E.model.width
 
 
 def test_cut_experts_exchange_tokens_and_leave_their_weights_where_they_are() -> None:

@@ -57,6 +57,9 @@ EXPERIMENTS = {
         positions=RICH[1],
         train={"optimizer": Muon()},
     ),
+    "mixture, parts": small.experiment(
+        depth=1, mlp=Moe(experts=4, top_k=2, width=8, balance=0.1), train={"batch": 16, "accumulate": 2}
+    ),
     "accumulated, bfloat16": small.experiment(depth=1, dtype="bfloat16", train={"batch": 16, "accumulate": 2}),
 }
 
@@ -113,6 +116,7 @@ def course(name: str, mesh: Mesh, steps: int = STEPS) -> Course:
         ("adamw", "context 4"),
         ("blockwise, dropout, parts", "slices"),
         ("mixture", "expert, fsdp, tensor"),
+        ("mixture, parts", "expert, slices, context"),
         pytest.param("adamw", "2 x 2 x 2", marks=pytest.mark.exhaustive),
         pytest.param("muon", "data 8", marks=pytest.mark.exhaustive),
         pytest.param("muon", "slices", marks=pytest.mark.exhaustive),

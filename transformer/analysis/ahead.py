@@ -7,6 +7,7 @@ first part, and ended there, unless the code is wanted too.
 
 import dataclasses
 import json
+import math
 import os
 import re
 import signal
@@ -281,7 +282,9 @@ def _products(jaxpr: Any, filled: float, devices: int, path: str) -> dict[str, f
         elif name.startswith("ragged_dot"):  # rows by inputs times outputs, or rows by inputs times rows by outputs
             total[_part(here)] += 2.0 * e.invars[0].aval.size * e.outvars[0].aval.shape[-1] * devices * filled
         elif name != "pallas_call":
-            inside = devices * e.params["mesh"].size if name == "shard_map" else devices
+            inside = devices
+            if name == "shard_map":
+                inside *= math.prod(e.params["mesh"].shape[axis] for axis in e.params["newly_manual_axes"])
             found = [_products(j, filled, inside, here) for value in e.params.values() for j in _jaxprs(value)]
             if name == "cond":
                 found = [max(found, key=lambda branch: sum(branch.values()))]

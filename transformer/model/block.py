@@ -5,6 +5,7 @@ B rows, T positions, D model width.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,7 +19,7 @@ from transformer.model.moe import Mixture, Moe
 from transformer.model.norms import Norm
 from transformer.model.place import FIRST, Place
 from transformer.parallel.context import arrange
-from transformer.parallel.rules import put
+from transformer.parallel.rules import drawn, put
 
 if TYPE_CHECKING:
     from transformer.model.config import Model
@@ -76,6 +77,7 @@ def dropout(module: nn.Module, x_BTD: jax.Array, rate: float, train: bool) -> ja
     """Zero a share ``rate`` of ``x`` and scale up the rest, in training only. arXiv:1207.0580."""
     if not train or rate == 0.0:
         return x_BTD
-    keep_BTD = jax.random.bernoulli(module.make_rng("dropout"), 1 - rate, x_BTD.shape)
+    draw = functools.partial(jax.random.bernoulli, module.make_rng("dropout"), 1 - rate)
+    keep_BTD = drawn(draw, x_BTD.shape, "batch", None, "stream")
     keep_BTD = put(arrange(keep_BTD), "batch", "time", "stream")
     return jax.numpy.where(keep_BTD, x_BTD / (1 - rate), 0).astype(x_BTD.dtype)

@@ -18,7 +18,7 @@ from transformer.model.masks import BIG, Mask
 from transformer.model.scores import NOTHING, OPTIONS, Scoring, adjusted, weights
 from transformer.parallel import context
 from transformer.parallel.mesh import platform
-from transformer.parallel.rules import put, spec
+from transformer.parallel.rules import each_device, put, spec
 
 Name = Literal["auto", "plain", "blockwise", "cudnn", "splash"]
 SHORT = 128  # so few keys that the table of scores is no bill
@@ -183,6 +183,6 @@ def attend(
     q_BTKGH, k_BSKH, v_BSKH = put(q_BTKGH, *query), put(k_BSKH, *key), put(v_BSKH, *key)
     heads = jax.tree.map(lambda x_KG: spec("kv_heads", None), how)
     # Queries, keys and values are cut over every axis that the kernel's result is, so their gradients need no sum.
-    return jax.shard_map(run, in_specs=(queries, keys, keys, masks, heads), out_specs=queries, check_vma=False)(
+    return each_device(run, in_specs=(queries, keys, keys, masks, heads), out_specs=queries, check_vma=False)(
         q_BTKGH, k_BSKH, v_BSKH, mask, how
     )

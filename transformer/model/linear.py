@@ -32,7 +32,7 @@ from transformer.model.place import FIRST, Place, residual_weights, values
 from transformer.model.positions import Alibi, Relative
 from transformer.model.scores import Softmax
 from transformer.model.spans import Global
-from transformer.parallel.rules import spec
+from transformer.parallel.rules import each_device, spec
 from transformer.settings import settings
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def on_each_device(run: Any, q: jax.Array, k: jax.Array, v: jax.Array, decay: ja
     layouts = (heads, heads, heads, spec("batch", "time", "heads"), spec("batch", "time"), states)
     specs = tuple(None if x is None else layout for x, layout in zip(given, layouts, strict=True))
     given = tuple(None if x is None else jax.reshard(x, layout) for x, layout in zip(given, layouts, strict=True))
-    return jax.shard_map(run, in_specs=specs, out_specs=(heads, states), check_vma=False)(*given)
+    return each_device(run, in_specs=specs, out_specs=(heads, states), check_vma=False)(*given)
 
 
 def recurrent(

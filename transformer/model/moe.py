@@ -21,7 +21,7 @@ from transformer.errors import UserError
 from transformer.model.grouping import ragged_product
 from transformer.model.layers import Einsum, weight
 from transformer.model.mlp import STREAM, Mlp, Swiglu
-from transformer.parallel.rules import mesh_axes, meshed, put, spec
+from transformer.parallel.rules import each_device, mesh_axes, meshed, put, spec
 from transformer.settings import settings
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def route(moe: Moe, logits_BTE: jax.Array) -> tuple[jax.Array, jax.Array, jax.Ar
 
     choices: Any = spec("batch", "time", None)
     if choices is not None:  # left to itself XLA gathers the scores of all devices for it
-        best = jax.shard_map(best, in_specs=choices, out_specs=choices)
+        best = each_device(best, in_specs=choices, out_specs=choices)
     chosen_BTC = best(jax.lax.stop_gradient(scores_BTE))
     hits_BTCE = chosen_BTC[..., None] == jnp.arange(moe.experts)[None, None, None]
     weights_BTC = jnp.where(hits_BTCE, scores_BTE[:, :, None], 0.0).sum(-1)
@@ -175,7 +175,7 @@ def mixed(x_BTD: jax.Array, weights_BTC: jax.Array, chosen_BTC: jax.Array, exper
     rows, choices = spec(*STREAM), spec("batch", "time", None)
     specs: Any = (rows, choices, choices, {name: spec(*names[name]) for name in experts})
     given = (put(x_BTD, *STREAM), weights_BTC, chosen_BTC, experts)
-    found: jax.Array = jax.shard_map(one, in_specs=specs, out_specs=rows)(*given)
+    found: jax.Array = each_device(one, in_specs=specs, out_specs=rows)(*given)
     return found
 
 

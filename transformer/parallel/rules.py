@@ -6,7 +6,8 @@ is an error while tracing, also on one device, where the mesh is a mesh of ones.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -38,14 +39,16 @@ Name = str | None | tuple[str, ...]  # of one dimension; several names where dim
 
 
 def mesh_axes(name: Name) -> tuple[str, ...]:
-    """The mesh axes of one dimension. An undeclared name is an error."""
+    """The mesh axes of one dimension, without those that a shard_map has taken. An undeclared name is an error."""
     if name is None:
         return ()
     if isinstance(name, tuple):
         return tuple(axis for part in name for axis in mesh_axes(part))
     if name not in RULES:
         raise KeyError(f"logical axis {name!r} has no row in transformer/parallel/rules.py")
-    return RULES[name]
+    mesh = jax.sharding.get_abstract_mesh()
+    taken = () if mesh.are_all_axes_manual else mesh.manual_axes
+    return tuple(axis for axis in RULES[name] if axis not in taken)
 
 
 def meshed() -> bool:
@@ -66,6 +69,26 @@ def spec(*names: Name) -> PartitionSpec | None:
     if len(used) != len(set(used)):
         raise ValueError(f"logical axes {names} put one mesh axis on two dimensions: {axes}")
     return PartitionSpec(*(group if len(group) > 1 else group[0] if group else None for group in axes))
+
+
+def each_device(run: Callable[..., Any], in_specs: Any, out_specs: Any, check_vma: bool = True) -> Callable[..., Any]:
+    """``run`` on each device's own share: `jax.shard_map` over the axes that none around it has taken."""
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = frozenset(mesh.axis_names) - frozenset(mesh.manual_axes)
+    mapped: Callable[..., Any] = jax.shard_map(
+        run, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=check_vma
+    )
+    return mapped
+
+
+def drawn(draw: Callable[..., jax.Array], shape: tuple[int, ...], *names: Name) -> jax.Array:
+    """``draw(shape)``, random numbers with rows first, laid out by logical names: the same numbers on every mesh. Where
+    a shard_map has taken rows apart, those of its own rows of what is drawn for all."""
+    taken = tuple(axis for axis in RULES["batch"] if axis in jax.sharding.get_abstract_mesh().manual_axes)
+    if not taken or not meshed():
+        return draw(shape, out_sharding=spec(*names))
+    of_all = draw((jax.lax.axis_size(taken), *shape), out_sharding=spec(None, *names))
+    return jax.lax.dynamic_index_in_dim(of_all, jax.lax.axis_index(taken), keepdims=False)
 
 
 def put(x: jax.Array, *names: Name) -> jax.Array:

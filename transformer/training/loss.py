@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from transformer.model.moe import Moe, Routing
 from transformer.model.transformer import logits
-from transformer.parallel.rules import mesh_axes, put, spec
+from transformer.parallel.rules import each_device, mesh_axes, put, spec
 
 NUMBERS = 1 << 26  # of logits that are on a device at once in training: 256 MiB
 
@@ -93,7 +93,7 @@ def _forward(kinds: Penalties, x_BTD: Any, unembedding_VD: Any, targets_BT: Any,
 
     flat = spec("batch", "time")
     specs: Any = {"in_specs": (rows, table, flat, flat), "out_specs": (PartitionSpec(), (rows, table))}
-    sums, slopes_both = jax.shard_map(one, **specs)(x_BTD, unembedding_VD, targets_BT, weights_BT)
+    sums, slopes_both = each_device(one, **specs)(x_BTD, unembedding_VD, targets_BT, weights_BT)
     # Each device cuts out its part of the sum before anything behind the loss is begun: the whole need not be kept.
     return sums, jax.lax.optimization_barrier(slopes_both)
 
