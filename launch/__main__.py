@@ -7,9 +7,10 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from launch import arguments
+from launch import arguments, arms
 from launch.errors import UserError
 from launch.job import Job, Place
 from launch.tools import ToolError
@@ -66,8 +67,11 @@ def launch(argv: list[str]) -> int:
     if own["dry_run"] == "true":
         if action != "submit":
             raise UserError(f"--dry_run: {action} has none")
-        show(where, job, place.render(job, options), "--json" in rest)
+        each = arms.jobs(job) if own["each_arm"] == "true" else {"": job}
+        show(where, {arm: (one, place.render(one, options)) for arm, one in each.items()}, "--json" in rest)
         return 0
+    if own["each_arm"] == "true":
+        return arms.act(where, action, job, words, options)
     if action == "status":
         print(place.status(job, options))
         return 0
@@ -75,14 +79,23 @@ def launch(argv: list[str]) -> int:
     return act(job, options)
 
 
-def show(where: str, job: Job, rendered: str, as_json: bool) -> None:
-    """Print what would be run; for JSON a single command is a list."""
-    command = job.command(sys.executable)
-    if as_json and rendered == shlex.join(command):
-        rendered = json.dumps({"where": where, "command": command})
-    elif as_json:
-        rendered = json.dumps({"where": where, "name": job.name, "rendered": rendered})
-    sys.stdout.buffer.write(os.fsencode(rendered + "\n"))  # bytes that are not text pass through too
+def show(where: str, rendered: Mapping[str, tuple[Job, str]], as_json: bool) -> None:
+    """Print what would be run, by arm ("" is the whole job); for JSON a single command is a list."""
+
+    def told(job: Job, text: str) -> dict[str, Any]:
+        command = job.command(sys.executable)
+        one = text == shlex.join(command)
+        return {"where": where, "command": command} if one else {"where": where, "name": job.name, "rendered": text}
+
+    if as_json:
+        found = {arm: told(*one) for arm, one in rendered.items()}
+        out = json.dumps(found[""] if len(found) == 1 else {"arms": found, **found.pop("")})
+    elif len(rendered) == 1:
+        out = rendered[""][1]
+    else:
+        heads = {arm: f"arm {arm!r}" if arm else "then the comparison" for arm in rendered}
+        out = "\n".join(f"# {heads[arm]}: {job.name}\n{text}" for arm, (job, text) in rendered.items())
+    sys.stdout.buffer.write(os.fsencode(out + "\n"))  # bytes that are not text pass through too
 
 
 def usage() -> str:

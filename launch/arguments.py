@@ -15,6 +15,7 @@ from launch.job import Job
 COMMON: dict[str, tuple[str | None, str]] = {
     "name": ("", "the job's name (default: the config file's and a hash of the job's arguments)"),
     "command": ("", "what of python -m transformer is run (default: study where the config file has get_study)"),
+    "each_arm": ("false", "each arm of the study as a job of its own, all at once; then one more, which compares them"),
     "dry_run": ("false", "print exactly what would be run, and do nothing; with --json as one JSON object"),
 }
 """The flags of every place; as a place's OPTIONS."""

@@ -1,11 +1,12 @@
 """The processes of one job on this machine: the signals that reach them, what they print, and how they end."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import IO
 
@@ -54,32 +55,39 @@ class Group:
         if self.signals:
             raise Stopped(128 + self.signals[0])
         several = len(commands) > 1
-        self._processes, self._starting = [], True
-        for i, command in enumerate(commands):
-            # A process group of its own: Ctrl-C reaches it once, from here, and not from the terminal as well.
-            self._processes.append(
-                subprocess.Popen(
-                    command,
-                    process_group=0,
-                    stdout=subprocess.DEVNULL if i else None,
-                    stderr=subprocess.PIPE if several else None,
-                )
-            )
-        self._starting = False
-        while self._early:
-            self._send(self._early.pop(0))
-        readers = [threading.Thread(target=_number, args=item, daemon=True) for item in enumerate(self._errors())]
-        for reader in readers:
-            reader.start()
-        status = self._wait()
-        for reader in readers:
-            reader.join(timeout=5.0)  # a process that a process left behind may keep its pipe open
+        self._begin(commands, lambda i: (subprocess.DEVNULL if i else None, subprocess.PIPE if several else None))
+        errors = [(str(i), process.stderr) for i, process in enumerate(self._processes) if process.stderr]
+        with _passing_on(errors):
+            status = self._wait()
         if self.signals:
             raise Stopped(status)
         return status
 
-    def _errors(self) -> list[IO[bytes]]:
-        return [process.stderr for process in self._processes if process.stderr]
+    def each(self, commands: Mapping[str, Sequence[str]]) -> dict[str, int]:
+        """Run one process per command to its end, whatever becomes of the others; the exit status of each, 128 + N for
+        signal N. All that they print begins with their names. Raises Stopped after a signal."""
+        if self.signals:
+            raise Stopped(128 + self.signals[0])
+        self._begin(list(commands.values()), lambda i: (subprocess.PIPE, subprocess.PIPE))
+        pipes = [(name, p.stdout, p.stderr) for name, p in zip(commands, self._processes, strict=True)]
+        with _passing_on([(n, err) for n, _, err in pipes if err]), _passing_on([(n, o) for n, o, _ in pipes if o], 1):
+            while any(process.poll() is None for process in self._processes):
+                time.sleep(0.02)
+        codes = [process.returncode for process in self._processes]
+        found = {name: code if code >= 0 else 128 - code for name, code in zip(commands, codes, strict=True)}
+        if self.signals:
+            raise Stopped(next((status for status in found.values() if status), 0))
+        return found
+
+    def _begin(self, commands: Sequence[Sequence[str]], pipes: Callable[[int], tuple[int | None, int | None]]) -> None:
+        self._processes, self._starting = [], True
+        for i, command in enumerate(commands):
+            out, err = pipes(i)
+            # A process group of its own: Ctrl-C reaches it once, from here, and not from the terminal as well.
+            self._processes.append(subprocess.Popen(command, process_group=0, stdout=out, stderr=err))
+        self._starting = False
+        while self._early:
+            self._send(self._early.pop(0))
 
     def _wait(self) -> int:
         first, failed_at, told = 0, 0.0, False
@@ -106,6 +114,17 @@ class Group:
             time.sleep(0.05)
 
 
-def _number(i: int, pipe: IO[bytes]) -> None:
-    for line in pipe:
-        os.write(2, b"%d: %s\n" % (i, line.rstrip(b"\n")))  # one write, so that lines of several stay whole
+@contextlib.contextmanager
+def _passing_on(pipes: Sequence[tuple[str, IO[bytes]]], to: int = 2) -> Iterator[None]:
+    """Inside and until their ends, every line of each pipe goes to the file ``to``, with a name before it."""
+
+    def read(name: str, pipe: IO[bytes]) -> None:
+        for line in pipe:
+            os.write(to, b"%s: %s\n" % (os.fsencode(name), line.rstrip(b"\n")))  # one write, so that lines stay whole
+
+    readers = [threading.Thread(target=read, args=item, daemon=True) for item in pipes]
+    for reader in readers:
+        reader.start()
+    yield
+    for reader in readers:
+        reader.join(timeout=5.0)  # a process that a process left behind may keep its pipe open

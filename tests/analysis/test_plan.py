@@ -105,8 +105,8 @@ def test_collectives_count_as_often_as_their_loops_go_round():
 
 def test_a_collective_is_between_slices_where_a_group_has_devices_of_two():
     """256 devices: in groups of 16 that follow one another none crosses 2 slices; the group of all does."""
-    found = {c.kind: c.across for c in hlo.collectives(*hlo.parse(PROGRAM), 256, slices=2)}
-    assert found["all-gather"] and not found["reduce-scatter"]
+    found = {c.kind: c.slices for c in hlo.collectives(*hlo.parse(PROGRAM), 256, slices=2)}
+    assert found["all-gather"] == 2 and found["reduce-scatter"] == 1
 
 
 @pytest.mark.parametrize(
@@ -292,6 +292,24 @@ def test_of_gathers_that_were_merged_each_counts():
     )
     (found,) = hlo.collectives(*hlo.parse(program), 4)
     assert found.kind == "all-gather" and found.size == 512 * 4 + 64 * 256 * 2
+    assert hlo.traffic(*hlo.parse(program)) == found.size + 128 * 4 + 16 * 256 * 2
+    reduced = program.replace("((f32[128]{0}, bf16[16,256]{1,0}), (f32[512]{0}, bf16[64,256]{1,0})) all-gather", "ALL")
+    reduced = reduced.replace("ALL", "(f32[128]{0}, bf16[16,256]{1,0}) all-reduce")
+    assert hlo.traffic(*hlo.parse(reduced)) == 2 * (128 * 4 + 16 * 256 * 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "between"),
+    [("all-gather", 1 / 16), ("reduce-scatter", 1 / 16), ("all-reduce", 1 / 8), ("all-to-all", 1 / 2)],
+)
+def test_what_goes_between_machines_is_carried_by_all_devices_of_each(kind, between):
+    """Two machines of 8: half of an array is missing in each, an eighth of that comes through each device's card. An
+    exchange is each device's own. Among machines alone everything goes between, inside one nothing."""
+    one = hlo.Collective(kind, 1, 1.0, 16, 2, "")
+    assert one.across and one.between == pytest.approx(between) and one.between < one.moved
+    alone = dataclasses.replace(one, devices=2)
+    assert alone.between == pytest.approx(alone.moved)
+    assert dataclasses.replace(one, slices=1).between == 0 and not dataclasses.replace(one, slices=1).across
 
 
 def test_the_element_of_a_tuple_s_shape():

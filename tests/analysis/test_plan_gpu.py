@@ -34,8 +34,17 @@ def test_the_target_says_what_the_chip_is():
     """The fields that decide what is compiled and what fits."""
     said = " ".join(CHIPS["a100"].target.split())
     assert "cuda_compute_capability { major: 8 minor: 0 }" in said and "core_count: 108" in said
-    assert f"device_memory_size: {80 << 30}" in said and "shared_memory_per_block_optin: 166912" in said
+    assert f"device_memory_size: {60 << 30}" in said and "shared_memory_per_block_optin: 166912" in said
     assert said.count("{") == said.count("}")
+
+
+def test_of_a_gpus_memory_there_is_what_jax_takes(monkeypatch):
+    assert CHIPS["h100"].available == 60 << 30 and CHIPS["v5e"].available == 16 << 30
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+    assert CHIPS["h100"].available == pytest.approx(72 << 30) and CHIPS["v5e"].available == 16 << 30
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "most")
+    with pytest.raises(UserError, match="XLA_PYTHON_CLIENT_MEM_FRACTION: 'most' is not a part"):
+        CHIPS["h100"].available  # noqa: B018
 
 
 def test_without_the_plugin_it_is_said(monkeypatch):
@@ -48,7 +57,7 @@ def test_without_the_plugin_it_is_said(monkeypatch):
 @needs_cuda
 def test_the_whole_command_for_gpus(tmp_path):
     found = planned(tmp_path, "h100:4")
-    assert found["memory"]["chip"] == 80 << 30
+    assert found["memory"]["chip"] == 60 << 30
     assert {"all-gather", "reduce-scatter"} <= {c["kind"] for c in found["collectives"]}
     assert found["flops"]["step"] == pytest.approx(found["flops"]["model"], rel=0.3)
 
@@ -70,4 +79,4 @@ def test_what_does_not_fit_on_a_gpu_says_what_would():
     compiled = ahead.compile_ahead(e.program, where, "train", 300)
     assert plan.training(e, where, compiled)["fits"] is False
     nearest = plan.nearest(e, where, 300, lambda line: None)
-    assert nearest is not None and nearest["memory"]["peak"] < 80 << 30
+    assert nearest is not None and nearest["memory"]["peak"] < 60 << 30

@@ -17,7 +17,10 @@ STAND_IN = """
 import json, os, signal, sys, time
 from pathlib import Path
 words = dict(word[2:].split("=", 1) for word in sys.argv[1:] if word.startswith("--") and "=" in word)
-me = os.environ.get("SLURM_PROCID", words.get("process", "0"))
+if "--list_arms" in sys.argv:
+    print(json.dumps({"arms": ["baseline", "near zero", "far"]}))
+    sys.exit(0)
+me = os.environ.get("SLURM_PROCID", words.get("process", words.get("arm", "0")))
 place = Path(words["workdir"])
 place.mkdir(parents=True, exist_ok=True)
 def note(name, value):
@@ -108,9 +111,9 @@ def behave(place: Path, **tasks: list[str]) -> None:
 DEFAULT_SIGNALS = ("env", "--default-signal=INT,HUP,TERM")
 
 
-def noted(place: Path, name: str, process: int = 0):
+def noted(place: Path, name: str, process: int | str = 0):
     return json.loads((place / f"{name}-{process}").read_text())
 
 
-def arguments(place: Path, process: int = 0) -> list[bytes]:
+def arguments(place: Path, process: int | str = 0) -> list[bytes]:
     return [bytes.fromhex(word) for word in noted(place, "argv", process)]

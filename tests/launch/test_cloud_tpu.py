@@ -228,7 +228,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_says_what_is_left(start: Start) -> N
     os.killpg(process.pid, signal.SIGINT)
     wait_until(lambda: "save and end" in bench.stderr)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=5) == 130
+    assert process.wait(timeout=20) == 130
     (name,) = cloud.requests
     commands = [line for line in bench.stderr.splitlines() if line.startswith("gcloud ")]
     subprocess.run(["sh", "-c", commands[-1]], env={**os.environ, **bench.environment}, check=True, timeout=30)

@@ -88,6 +88,14 @@ def whole(home: Path) -> list[Result]:
     return found
 
 
+@pytest.fixture(scope="module")
+def alone(home: Path) -> Result:
+    """One process."""
+    [found] = train(home, 1, "one", TRACE)
+    assert found.status == 0, found.err
+    return found
+
+
 def rows(home: Path, workdir: str, processes: int) -> list[dict[tuple[int, int], str]]:
     """What each process read: the hash of each row of each step."""
     found = []
@@ -116,13 +124,11 @@ def last_lines(found: list[Result]) -> list[str]:
     return [r.err.splitlines()[-1] for r in found]
 
 
-def test_two_processes_train_as_one(home: Path, whole: list[Result]) -> None:
+def test_two_processes_train_as_one(home: Path, whole: list[Result], alone: Result) -> None:
     """S05, S01: each reads its half of the rows, the losses are those of one process; the first alone speaks.
 
     With everything that only one of them writes: metrics, evaluations, checkpoints, samples, a trace of one step.
     """
-    [one] = train(home, 1, "one", TRACE)
-    assert one.status == 0, one.err
     [everything], halves = rows(home, "one", 1), rows(home, "whole", 2)
     assert not halves[0].keys() & halves[1].keys() and len(halves[0]) == len(halves[1]) == STEPS * 8
     assert halves[0] | halves[1] == everything
@@ -130,7 +136,7 @@ def test_two_processes_train_as_one(home: Path, whole: list[Result]) -> None:
         assert_close(a, b)
     assert whole[1].out == whole[1].err == "" and whole[0].out.count("\n") == 1
     assert "Gloo" not in whole[0].err and "step 12/12" in whole[0].err
-    assert_close(json.loads(whole[0].out), json.loads(one.out))
+    assert_close(json.loads(whole[0].out), json.loads(alone.out))
     assert sorted(p.name for p in (home / "whole").iterdir()) == sorted(p.name for p in (home / "one").iterdir())
     assert {"profile", "metrics.jsonl", "checkpoints", "samples.json"} <= {p.name for p in (home / "whole").iterdir()}
     assert json.loads((home / "whole" / "provenance.json").read_text())["processes"] == 2
@@ -178,7 +184,7 @@ def test_process_0_may_be_the_one(home: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_another_number_of_processes_goes_on(home: Path, whole: list[Result]) -> None:
+def test_another_number_of_processes_goes_on(home: Path, whole: list[Result], alone: Result) -> None:
     """Two, one, four: the same rows, and the first loss of each as of a run on two."""
     wanted = {r["step"]: r["loss"] for r in records(home, "whole") if "loss" in r}
     for processes, do in ((2, {0: "SIGTERM:2"}), (1, {0: "SIGTERM:6"}), (4, None)):

@@ -82,7 +82,8 @@ MARKED = [
 def test_every_experiment_runs_to_its_end(path: Path, home: Path) -> None:
     is_study = "def get_study" in path.read_text()
     changes = [f"--config.{name}={value}" for name, value in tiny(path).items()]
-    more = ["--seeds=2", "--lanes=1"] if is_study else ["--config.train.prompts="]
+    is_text = config.is_text(repeat(str(path), {}).baseline)
+    more = ["--seeds=2", "--lanes=1"] if is_study else ["--config.train.prompts="] if is_text else []
     if path.stem in FEWER:
         path = home / path.name
         path.write_text(f"from experiments.{FEWER[path.stem]}\ndef get_study():\n    return study(**PART)\n")

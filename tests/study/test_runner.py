@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from tests.runs.whole import ROOT, content, inside, refused, run
 from tests.runs.whole import text as words
 from transformer.errors import UserError
-from transformer.files import alone
+from transformer.files import alone, in_turn
 from transformer.study import runner as runners
 from transformer.study.runner import Failed, Runner
 from transformer.study.study import AGAIN, Study
@@ -139,6 +140,28 @@ def test_arms_that_are_run_one_by_one_give_the_same_study(whole: Any, home: Path
     assert results(read(), "parts")["arms"] == whole[0]["arms"]
     for one in Path("whole/arms").rglob("metrics.jsonl"):
         assert one.read_bytes() == Path("parts", one.relative_to("whole")).read_bytes(), one
+
+
+def test_what_another_arm_has_just_begun_is_in_nobodys_way(home: Path) -> None:
+    """Its study.json is half written, in a lock that this one waits for."""
+    Path("at_once").mkdir()
+    Path("at_once/study.json.tmp").write_text("{")
+    turn, waits = in_turn(Path("at_once/study.log")), threading.Event()
+
+    def other() -> None:
+        with turn:
+            waits.set()
+            time.sleep(0.5)
+            Path("at_once/study.json.tmp").unlink()
+            seen.append(Path("at_once/study.json").exists())
+
+    seen = list[bool]()
+    thread = threading.Thread(target=other)
+    thread.start()
+    waits.wait()
+    assert results(read(), "at_once", arm="near zero")["arms"]
+    thread.join()
+    assert seen == [False]
 
 
 def test_an_arm_that_cannot_be_run_alone_is_refused(home: Path) -> None:

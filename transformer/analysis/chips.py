@@ -10,12 +10,14 @@ network card for each GPU as in a DGX of that generation. Nothing here was measu
 
 import dataclasses
 import math
+import os
 import re
 from typing import Any
 
 from transformer.errors import UserError, did_you_mean
 
 GIB = 1 << 30
+FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,17 @@ class Chip:
     l2: int = 0  # bytes of cache
 
     @property
+    def available(self) -> float:
+        """Bytes that JAX takes for arrays: of a GPU's by default three quarters."""
+        if self.platform == "tpu":
+            return self.memory
+        share = os.environ.get(FRACTION, "0.75")
+        try:
+            return self.memory * float(share)
+        except ValueError:
+            raise UserError(f"{FRACTION}: {share!r} is not a part of the memory, such as 0.75") from None
+
+    @property
     def platform(self) -> str:
         return "gpu" if self.cores else "tpu"
 
@@ -53,7 +66,7 @@ class Chip:
               shared_memory_per_block: 49152 shared_memory_per_block_optin: {self.shared - 1024}
               shared_memory_per_core: {self.shared}
               core_count: {self.cores} fpus_per_core: {128 if major >= 9 else 64} clock_rate_ghz: {self.clock}
-              memory_bandwidth: {self.bandwidth:.0f} device_memory_size: {self.memory} l2_cache_size: {self.l2}
+              memory_bandwidth: {self.bandwidth:.0f} device_memory_size: {self.available:.0f} l2_cache_size: {self.l2}
               cuda_compute_capability {{ major: {major} minor: {minor} }}
             }}
             platform_name: "CUDA"
@@ -75,7 +88,7 @@ CHIPS = {
         Chip("tpu7x", 192 * GIB, 2307e12, 7.38e12, 600e9, 6, 12.5e9, 3, devices=2),
         Chip("a100", 80 * GIB, 312e12, 2.039e12, 300e9, 12, 25e9, 1, cores=108, **AMPERE),
         Chip("h100", 80 * GIB, 989e12, 3.35e12, 450e9, 18, 50e9, 1, cores=132, **HOPPER),
-        Chip("h200", 141 * 10**9, 989e12, 4.8e12, 450e9, 18, 50e9, 1, cores=132, **HOPPER),
+        Chip("h200", 141 * GIB, 989e12, 4.8e12, 450e9, 18, 50e9, 1, cores=132, **HOPPER),
     )
 }
 LARGEST = 1024  # chips of one slice

@@ -143,14 +143,28 @@ class Collective:
     times: int
     size: float  # bytes of the whole array on one device: gathered, or to be reduced
     devices: int  # that take part together
-    across: bool  # between slices
+    slices: int  # in which they are
     shape: str
+
+    @property
+    def across(self) -> bool:
+        """Between slices."""
+        return self.slices > 1
 
     @property
     def moved(self) -> float:
         """Bytes that a device sends, and receives, each time, by the best ways known (a ring, or the torus)."""
         share = (self.devices - 1) / self.devices
         return self.size * {"all-reduce": 2 * share, "collective-permute": 1.0, "send": 1.0}.get(self.kind, share)
+
+    @property
+    def between(self) -> float:
+        """Of ``moved`` what must go between slices: what a slice lacks, or adds up, its devices carry part by part."""
+        if not self.across:
+            return 0.0
+        missing, together = self.size * (self.slices - 1) / self.slices, self.devices / self.slices
+        some = {"all-gather": missing / together, "reduce-scatter": missing / together, "all-to-all": missing}
+        return (some | {"all-reduce": 2 * missing / together}).get(self.kind, self.moved)
 
 
 def collectives(
@@ -167,7 +181,7 @@ def collectives(
         for i in computations[name]:
             kind = next((kind for kind in COLLECTIVES if i.op in (kind, f"{kind}-start")), None)
             if i.op == "send" and "is_host_transfer=true" in i.rest:  # to other slices, through the hosts
-                yield Collective("send", times, size(i.shape), slices, True, _plain(i.shape))
+                yield Collective("send", times, size(i.shape), slices, slices, _plain(i.shape))
             channel = i.attribute("channel_id")
             key = (kind, channel or i.name, _plain(i.shape))
             if kind is None or key in seen:
@@ -178,10 +192,8 @@ def collectives(
                 continue
             kind = "reduce-scatter" if scatters and kind == "all-reduce" else kind
             whole = _whole(i, kind, together.shape[1])
-            across = slices > 1 and bool(
-                (together // (devices // slices) != together[:, :1] // (devices // slices)).any()
-            )
-            yield Collective(kind, times, whole, together.shape[1], across, _plain(i.shape))
+            among = max(len(set(group)) for group in (together // (devices // slices)).tolist())
+            yield Collective(kind, times, whole, together.shape[1], among, _plain(i.shape))
 
 
 def _plain(shape: str) -> str:
@@ -223,6 +235,10 @@ def _operand(name: str, shapes: dict[str, str]) -> float:
 
 def _touched(i: Instruction, shapes: dict[str, str], computations: dict[str, list[Instruction]]) -> float:
     """Bytes that one instruction reads and writes."""
+    if i.op == "all-reduce-start":
+        return 2 * size(i.shape, memory_only=True)
+    if i.op.removesuffix("-start") in COLLECTIVES and i.shape.startswith("("):  # operands, results; merged all of each
+        return sum(size(element(i.shape, part), memory_only=True) for part in ("#0", "#1"))
     if i.op.endswith("-start"):  # a copy, or one of a slice: its shape has what it reads, and then what it writes
         both = [m[0] for m in _SHAPE.finditer(i.shape)][:2]
         return sum(size(both[-1].split("{")[0]) for shape in both if "S(" not in shape)

@@ -109,7 +109,7 @@ def step(topology: Topology, compiled: Compiled, by_part: Mapping[str, float]) -
     chip, devices, flops = topology.chip, topology.devices, sum(by_part.values())
     memory = {**compiled.parts, "temporaries": compiled.temporaries}
     memory["peak"] = compiled.needed or sum(memory.values())
-    memory["chip"] = topology.per_device(chip.memory)
+    memory["chip"] = topology.per_device(chip.available)
     found: dict[str, Any] = {
         "fits": compiled.fits and memory["peak"] <= memory["chip"],
         "nearest": None,
@@ -127,8 +127,8 @@ def step(topology: Topology, compiled: Compiled, by_part: Mapping[str, float]) -
     times = {
         "compute": flops / devices / topology.per_device(chip.flops),
         "memory": found["bytes"] / topology.per_device(chip.bandwidth),
-        "network": sum(c.times * c.moved for c in moved if not c.across) / topology.per_device(chip.ici),
-        "between_slices": sum(c.times * c.moved for c in moved if c.across) / topology.per_device(chip.dcn),
+        "network": sum(c.times * (c.moved - c.between) for c in moved) / topology.per_device(chip.ici),
+        "between_slices": sum(c.times * c.between for c in moved) / topology.per_device(chip.dcn),
     }
     found["times"] = {**times, "step": max(times.values()), "assumptions": ASSUMPTIONS}
     return found

@@ -23,6 +23,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "arm", None, "run this arm alone, beside others; the command without it compares them", flag_values=values
     )
+    flags.DEFINE_bool("list_arms", False, "print the arms' names, and do nothing", flag_values=values)
     flags.DEFINE_float("budget_hours", None, "instead of the file's; inf for no budget", flag_values=values)
     flags.DEFINE_string("equal", None, "instead of the file's: what is held equal", flag_values=values)
 
@@ -72,11 +73,14 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     f = args.flags
     if not f.config:
         raise UserError("--config=FILE.py is missing, for example --config=experiments/depth.py")
-    workdir = args.workdir("the study is", "runs/depth")
-    from transformer.study.study import load
+    from transformer.study.study import BASELINE, load
 
     given = {name: f[name].value for name in ("equal", "lanes") if f[name].value is not None}
     study = load(f.config, args.changes, **seeds(f.seeds), **budget(f.budget_hours), **given)
+    if f.list_arms:
+        names = [BASELINE, *study.changes()]
+        return {"arms": names}, "\n".join(names)
+    workdir = args.workdir("the study is", "runs/depth")
     from transformer.study.report import REPORT
     from transformer.study.runner import Failed, Runner, text
 

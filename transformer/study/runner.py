@@ -35,7 +35,7 @@ from transformer.data.loader import Loader
 from transformer.data.prepare import Prepared, prepare
 from transformer.data.tasks.task import Task
 from transformer.errors import UserError, did_you_mean
-from transformer.files import CONFIG, STUDY, alone
+from transformer.files import CONFIG, STUDY, alone, in_turn
 from transformer.jsons import read_object, write_json
 from transformer.parallel import hosts
 from transformer.parallel.mesh import Mesh, all_devices, make_mesh, sizes
@@ -96,7 +96,8 @@ class Runner:
                 runs.make(self.workdir)
                 locks.enter_context(alone(self.workdir, shared=self.arm is not None))
             try:
-                arms = [arm for arm in self.claim(planned) if self.arm in (None, arm.name)]
+                with in_turn(self.workdir / LOG) if hosts.is_first() and self.arm else contextlib.nullcontext():
+                    arms = [arm for arm in self.claim(planned) if self.arm in (None, arm.name)]
             except UserError:
                 with contextlib.suppress(OSError):  # it holds something
                     self.workdir.rmdir()
@@ -181,7 +182,8 @@ class Runner:
     def on_disk(self) -> tuple[bool, dict[str, Any]]:
         """Whether the directory holds a study, and what its study.json says. UserError where it holds other files."""
         known = (self.workdir / STUDY).is_file()
-        if not known and self.workdir.is_dir() and any(self.workdir.iterdir()):
+        begun = (LOG, f"{STUDY}.tmp")  # what another arm's process may be writing
+        if not known and self.workdir.is_dir() and any(p.name not in begun for p in self.workdir.iterdir()):
             raise UserError(f"--workdir: {self.workdir} is not empty and holds no study; choose another directory")
         return known, read_object(self.workdir / STUDY) if known else {}
 
