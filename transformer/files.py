@@ -98,10 +98,7 @@ def alone(directory: Path, shared: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_turn(file: Path) -> Iterator[None]:
-    """Inside, no other process is in here with the same file. In a bucket, which has no locks, it is up to the user."""
-    if is_remote(file):
-        yield
-        return
+    """Inside, no other process is in here with the same file, which must be on this machine."""
     with file.open("a") as handle:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(handle, fcntl.LOCK_EX)

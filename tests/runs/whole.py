@@ -55,12 +55,13 @@ from transformer.analysis import evaluate as evaluation
 from transformer.data import prepare
 from transformer.data.loader import Loader, batch_hash
 from transformer.training import loop
+from transformer.training import step as steps
 from transformer.training.checkpoint import Checkpoints
 
 what, _, when = os.environ.get("DO", ":0").partition(":")
 when = int(when)
 record, save, run, evaluate = loop.Loop.record, Checkpoints.save, loop.Loop.run, loop.Loop.evaluate
-batch_at, encode, rows, step = Loader.batch_at, prepare._encode, evaluation._rows, loop.train_step
+batch_at, encode, rows, step = Loader.batch_at, prepare._encode, evaluation._rows, steps.train_step
 at = 0
 
 def send(name):
@@ -91,7 +92,7 @@ def run_and_act(self, state, start):
         threading.Timer(0.5, send, [what[5:]]).start()
         hashlib.pbkdf2_hmac("sha256", b"a", b"b", 1 << 28)  # minutes in C, without Python's handlers
     if what == "NAN":
-        loop.train_step = spoil
+        steps.train_step = spoil
     return run(self, state, start)
 
 def spoil(experiment, state, batch, given):

@@ -201,13 +201,12 @@ def _part(path: str) -> str:
 
 def _train(experiment: Experiment) -> tuple[Any, Any, dict[str, float]]:
     """The training step as the loop runs it, traced, its parameters, and bytes of what else it is given."""
-    import jax
     import jax.numpy as jnp
 
     from transformer.data.packing import Batch
     from transformer.parallel.rules import put
     from transformer.training.state import Dials, abstract, init_state
-    from transformer.training.step import train_step
+    from transformer.training.step import make_step
 
     state = abstract(lambda: init_state(experiment))
     shape = (experiment.train.batch, experiment.model.context)
@@ -220,7 +219,7 @@ def _train(experiment: Experiment) -> tuple[Any, Any, dict[str, float]]:
     batch = abstract(rows)
     given = abstract(lambda: Dials(jnp.uint32(0), jnp.float32(0)))
     parts = {"optimizer": _bytes(state.opt_state), "batch": _bytes(batch)}
-    step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
+    step = make_step()
     return step.trace(experiment, state, batch, given), state.params, parts
 
 

@@ -22,7 +22,7 @@ from transformer.generation.decode import Generator, continue_prompts
 from transformer.generation.sampling import Sampling
 from transformer.parallel.rows import place
 from transformer.training.state import dials, fresh_state
-from transformer.training.step import train_step
+from transformer.training.step import make_step
 
 ROUNDS = 7  # of each measurement; the median is what counts
 STORE_PIECES, PIECE_TOKENS = 2000, 1000
@@ -91,7 +91,7 @@ def time_training(experiment: Experiment) -> dict[str, float]:
     train, context = experiment.train, experiment.model.context
     batch = random_batch(experiment)
     state, program, given = fresh_state(experiment), experiment.program, dials(experiment)
-    step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
+    step = make_step()
     start = time.perf_counter()
     state, _ = jax.block_until_ready(step(program, state, batch, given))
     first = time.perf_counter() - start

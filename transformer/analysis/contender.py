@@ -42,11 +42,11 @@ def ours_train(size: str, dtype: str, **model: Any) -> Work:
 
     from transformer.analysis.bench import random_batch
     from transformer.training.state import fresh_state
-    from transformer.training.step import train_step
+    from transformer.training.step import make_step
 
     e = experiment(size, dtype, **model)
     batch = random_batch(e)
-    step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
+    step = make_step()
     state = fresh_state(e)
 
     def work() -> None:

@@ -28,7 +28,7 @@ from transformer.model.masks import Mask, causal
 from transformer.parallel.mesh import Mesh as MeshConfig
 from transformer.parallel.mesh import make_mesh
 from transformer.training.state import fresh_state
-from transformer.training.step import train_step
+from transformer.training.step import make_step
 
 TOLERANCE = {"float32": 2e-3, "bfloat16": 3e-2}  # of the largest number: products may run in TF32 on a GPU
 Say = Callable[[str], None]
@@ -95,7 +95,7 @@ def training(size: str, say: Say) -> list[dict[str, Any]]:
     for dtype in TOLERANCE:
         e = experiment(size, dtype)
         state, batch = fresh_state(e), random_batch(e)
-        step, losses = jax.jit(train_step, static_argnums=0, donate_argnums=1), []
+        step, losses = make_step(), []
         for _ in range(5):
             state, metrics = step(e, state, batch)
             losses.append(float(metrics.loss))

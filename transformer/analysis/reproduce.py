@@ -28,7 +28,7 @@ from transformer.training.loop import first_state
 from transformer.training.loss import cross_entropy
 from transformer.training.metrics import read
 from transformer.training.state import State, declarations, dials
-from transformer.training.step import sum_gradients, train_step
+from transformer.training.step import make_step, sum_gradients
 
 SHOWN = 5  # rows and weights that a person is shown
 
@@ -47,7 +47,7 @@ def reproduce(run: runs.Run, step: int, cache: Path, say: Log) -> dict[str, Any]
     runs.check_text(run.directory, prepared.content_hash, prepared.tokenizer.fingerprint)
     batches = loader(experiment.data, prepared, experiment.train.batch, experiment.model.context)
     state = _state_before(run, step, say)
-    begun, advance = int(state.step), jax.jit(train_step, static_argnums=0, donate_argnums=1)
+    begun, advance = int(state.step), make_step()
     program, given = experiment.program, dials(experiment)
     for done in range(begun, step - 1):
         state, _ = advance(program, state, place(batches.batch_at(done)), given)

@@ -1,6 +1,7 @@
 """study: run a study, and compare."""
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -73,6 +74,7 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     f = args.flags
     if not f.config:
         raise UserError("--config=FILE.py is missing, for example --config=experiments/depth.py")
+    workdir = Path() if f.list_arms else args.workdir("the study is", "runs/depth")
     from transformer.study.study import BASELINE, load
 
     given = {name: f[name].value for name in ("equal", "lanes") if f[name].value is not None}
@@ -80,7 +82,6 @@ def run(args: Args) -> tuple[dict[str, Any], str]:
     if f.list_arms:
         names = [BASELINE, *study.changes()]
         return {"arms": names}, "\n".join(names)
-    workdir = args.workdir("the study is", "runs/depth")
     from transformer.study.report import REPORT
     from transformer.study.runner import Failed, Runner, text
 

@@ -31,7 +31,7 @@ from transformer.training.checkpoint import Checkpoints
 from transformer.training.metrics import METRICS, Records, best_step, read
 from transformer.training.progress import Progress
 from transformer.training.state import State, dials, fresh_state
-from transformer.training.step import Metrics, train_step
+from transformer.training.step import Metrics, make_step
 
 Say = Callable[[str], None]
 # What may differ between a run and one that starts from its weights: nothing that the weights depend on.
@@ -225,7 +225,7 @@ class Loop:
         Returns the signal that it was stopped by, the same on every process, after the same step.
         """
         train, program, given = self.experiment.train, self.experiment.program, dials(self.experiment)
-        step = jax.jit(train_step, static_argnums=0, donate_argnums=1)
+        step = make_step()
         pending: Pending | None = None
         here = rows_here(train.batch)
         with (

@@ -15,6 +15,7 @@ from transformer.config import Experiment
 from transformer.model.masks import causal
 from transformer.model.moe import Moe
 from transformer.model.transformer import Transformer
+from transformer.parallel.mesh import platform
 from transformer.parallel.rules import put
 from transformer.training.loss import Penalties, Sums, balanced, sums_in_parts
 from transformer.training.schedule import learning_rate
@@ -74,6 +75,14 @@ def train_step(experiment: Experiment, state: State, batch: Any, given: Dials | 
         busiest = (chosen_LE / jnp.maximum(chosen_LE.mean(-1, keepdims=True), 1.0)).max()
         metrics = metrics._replace(balance=sums.routing.uneven.mean() / tokens, busiest=busiest)
     return new, metrics
+
+
+def make_step() -> Any:
+    """``train_step`` as all loops run it: compiled for each experiment, and the state that it is given is given up."""
+    # The last level of LLVM's work takes a tenth of a CPU's compile time, and no step is faster for it (docs/log.md).
+    hurried = platform() == "cpu" and not jax.config.read("jax_disable_most_optimizations")  # which is less than that
+    options: Any = {"xla_backend_optimization_level": 2} if hurried else None
+    return jax.jit(train_step, static_argnums=0, donate_argnums=1, compiler_options=options)
 
 
 def sum_gradients(experiment: Experiment, state: State, batch: Any, seed: Any = None) -> tuple[Sums, Any]:
