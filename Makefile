@@ -11,7 +11,7 @@ ready-dev := $(VENV)/.ready-dev
 unfinished := $(VENV)/.unfinished
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format smoke plans exhaustive fuzz golden docs device-check clean
+.PHONY: help demo test lint format smoke plans exhaustive fuzz golden docs device-check lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo 'make golden      the tiny models that imports are tested with, anew (needs torch and transformers: PEERS=PYTHON)'
 	@echo 'make docs        every command of docs/the_whole_model.md, and its measured numbers anew'
 	@echo 'make device-check  on an accelerator: kernels against the plain one, a training step, generation, memory, speed'
+	@echo 'make lock        requirements.lock and requirements-dev.lock anew, after a change of their .txt'
 	@echo 'make clean       remove $(VENV) and caches (never runs/)'
 	@echo
 	@echo 'Settings: PYTHON=$(PYTHON) (3.11 or newer; read when $(VENV) is made), VENV=$(VENV), WORKERS=$(WORKERS)'
@@ -81,6 +82,12 @@ docs: $(ready)
 device-check: $(ready)
 	@$(python) -m transformer.analysis.device_check > device-check.json
 
+# The same packages with the hash of every file that may be installed, for every platform and Python.
+lock: $(ready)
+	@$(PYTHON) -m venv $(VENV)/lock && $(VENV)/lock/bin/python -m pip install --quiet uv==0.13.9
+	@for what in requirements requirements-dev; do $(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 \
+	  --generate-hashes --no-header --no-annotate $$what.txt -o $$what.lock || exit 1; done
+
 clean:
 	@if [ -e $(VENV)/pyvenv.cfg ] || [ -e $(unfinished) ]; then rm -rf $(VENV); fi
 	@if [ -d $(tpu)/libtpu ]; then rm -rf $(tpu); fi
@@ -88,7 +95,7 @@ clean:
 	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 # A directory that is no virtual environment is never removed, whatever VENV was set to.
-$(ready): requirements.txt setup.py pyproject.toml
+$(ready): requirements.lock setup.py pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo 'Python 3.11 or newer is needed, and PYTHON=$(PYTHON) is not; try: make PYTHON=python3.11 $(MAKECMDGOALS)' >&2; \
 	  exit 1; }
@@ -101,7 +108,7 @@ $(ready): requirements.txt setup.py pyproject.toml
 	fi
 	@touch $(unfinished)
 	@echo 'Installing what a run needs (a few minutes the first time) ...'
-	@$(pip) install -r requirements.txt
+	@$(pip) install --require-hashes -r requirements.lock
 	@$(pip) install --no-deps -e .
 	@rm -f $(unfinished)
 	@touch $@
@@ -111,9 +118,9 @@ $(tpu)/.ready: setup.py $(ready)
 	@$(pip) install --upgrade --target $(tpu) "$$(grep -o 'libtpu==[0-9.]*' setup.py)"
 	@touch $@
 
-$(ready-dev): requirements-dev.txt $(ready)
+$(ready-dev): requirements-dev.lock $(ready)
 	@touch $(unfinished)
 	@echo 'Installing what the checks need ...'
-	@$(pip) install -r requirements-dev.txt
+	@$(pip) install --require-hashes -r requirements-dev.lock
 	@rm -f $(unfinished)
 	@touch $@

@@ -307,3 +307,21 @@ def test_a_setting_that_does_nothing_where_it_is_given_is_refused():
     given = override(Experiment(), {"train.warmup": 1000, "train.schedule.final": 0.3})
     with pytest.raises(UserError, match=r"train.schedule.final: 0.3 has no effect here: the warm-up takes all steps"):
         config.check(given, given={"train.schedule.final"})
+
+
+@pytest.mark.parametrize("name", ["requirements", "requirements-dev"])
+def test_what_is_installed_is_locked_by_the_hash_of_every_file(name: str) -> None:
+    """V02: the same versions in both files, each with hashes; what only other systems need comes on top."""
+
+    def pins(text: str) -> set[tuple[str, str]]:
+        found = re.findall(r"^([\w.\-]+)(?:\[[\w,]+\])?==([\w.]+)", text, re.MULTILINE)
+        return {(re.sub("[-_.]+", "-", package).lower(), version) for package, version in found}
+
+    lock = (ROOT / f"{name}.lock").read_text()
+    wanted = (ROOT / f"{name}.txt").read_text()
+    if name == "requirements-dev":
+        wanted += (ROOT / "requirements.txt").read_text()
+    entries = re.split(r"\n(?=\S)", lock.strip())
+    elsewhere = [entry for entry in entries if re.search("sys_platform == '(win32|emscripten)'", entry)]
+    assert pins(lock) - pins("\n".join(elsewhere)) == pins(wanted), "make lock"
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries)
