@@ -20,7 +20,7 @@ words = dict(word[2:].split("=", 1) for word in sys.argv[1:] if word.startswith(
 if "--list_arms" in sys.argv:
     print(json.dumps({"arms": ["baseline", "near zero", "far"]}))
     sys.exit(0)
-me = os.environ.get("SLURM_PROCID", words.get("process", words.get("arm", "0")))
+me = words.get("arm", os.environ.get("SLURM_PROCID", words.get("process", "0")))
 place = Path(words["workdir"])
 place.mkdir(parents=True, exist_ok=True)
 def note(name, value):

@@ -258,3 +258,19 @@ def test_a_real_training_run_on_two_tasks_resumes_and_ends_as_one_that_was_never
         assert (b"back into the queue" in err) == stopped
         records[stopped] = metrics.read_bytes()
     assert records[True] == records[False]
+
+
+def test_each_arm_of_a_study_is_a_job_and_the_comparison_another(home, env):
+    """Three jobs at once; the last begins when all have ended."""
+    (home / "study.py").write_text("def get_study(): ...\n")
+    words = ("--each_arm", "--config=study.py", "--workdir=runs/out", "--name=j")
+    process = start(home, env, *words, tasks=1)
+    until(lambda: len([line for line in queue(env) if line.endswith("RUNNING")]) == 3)
+    out, err = (text.decode() for text in process.communicate(timeout=100))
+    assert process.returncode == 0, err
+    arms = ("baseline", "near zero", "far")
+    for arm in arms:
+        assert noted(home / "runs/out", "count", arm) == 60 and f"{arm}: process {arm} has counted to 60" in out
+    ended = [(home / "runs/out" / f"count-{arm}").stat().st_mtime for arm in arms]
+    assert (home / "runs/out/begun-0").stat().st_mtime > max(ended)
+    assert len({path.name for path in (home / "runs/launch").iterdir() if path.name[0] != "."}) == 4
