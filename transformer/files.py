@@ -98,8 +98,13 @@ def alone(directory: Path, shared: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_turn(file: Path) -> Iterator[None]:
-    """Inside, no other process is in here with the same file, which must be on this machine."""
-    with file.open("a") as handle:
+    """Inside, no other process is in here with the same file, which must be on this machine. UserError where it cannot
+    be made."""
+    try:
+        handle = file.open("a")
+    except OSError as error:
+        raise UserError(f"--workdir: cannot write to {file}: {error.strerror}") from error
+    with handle:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -162,6 +162,9 @@ def test_what_another_arm_has_just_begun_is_in_nobodys_way(home: Path) -> None:
     assert results(read(), "at_once", arm="near zero")["arms"]
     thread.join()
     assert seen == [False]
+    Path("odd/study.log").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"--workdir: cannot write to odd/study\.log: Is a directory"):
+        results(read(), "odd", arm="near zero")
 
 
 def test_an_arm_that_cannot_be_run_alone_is_refused(home: Path) -> None:
