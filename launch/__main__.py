@@ -67,7 +67,7 @@ def launch(argv: list[str]) -> int:
     if own["dry_run"] == "true":
         if action != "submit":
             raise UserError(f"--dry_run: {action} has none")
-        each = arms.jobs(job) if own["each_arm"] == "true" else {"": job}
+        each = arms.jobs(job) if own["each_arm"] == "true" else {None: job}
         show(where, {arm: (one, place.render(one, options)) for arm, one in each.items()}, "--json" in rest)
         return 0
     if own["each_arm"] == "true":
@@ -79,8 +79,8 @@ def launch(argv: list[str]) -> int:
     return act(job, options)
 
 
-def show(where: str, rendered: Mapping[str, tuple[Job, str]], as_json: bool) -> None:
-    """Print what would be run, by arm ("" is the whole job); for JSON a single command is a list."""
+def show(where: str, rendered: Mapping[str | None, tuple[Job, str]], as_json: bool) -> None:
+    """Print what would be run, by arm (None: by the whole job); for JSON a single command is a list."""
 
     def told(job: Job, text: str) -> dict[str, Any]:
         command = job.command(sys.executable)
@@ -89,11 +89,11 @@ def show(where: str, rendered: Mapping[str, tuple[Job, str]], as_json: bool) -> 
 
     if as_json:
         found = {arm: told(*one) for arm, one in rendered.items()}
-        out = json.dumps(found[""] if len(found) == 1 else {"arms": found, **found.pop("")})
+        out = json.dumps(found[None] if len(found) == 1 else {"arms": found, **found.pop(None)})
     elif len(rendered) == 1:
-        out = rendered[""][1]
+        out = rendered[None][1]
     else:
-        heads = {arm: f"arm {arm!r}" if arm else "then the comparison" for arm in rendered}
+        heads = {arm: f"arm {arm!r}" if arm is not None else "then the comparison" for arm in rendered}
         out = "\n".join(f"# {heads[arm]}: {job.name}\n{text}" for arm, (job, text) in rendered.items())
     sys.stdout.buffer.write(os.fsencode(out + "\n"))  # bytes that are not text pass through too
 

@@ -22,61 +22,72 @@ from launch.job import Job
 from launch.processes import Group, Stopped
 from launch.tools import ToolError, say
 
-LAST = "comparison"
 ALONE = ("--budget_hours=inf",)  # what fits into a budget is known of all arms together
 
 
-def jobs(job: Job) -> dict[str, Job]:
-    """A job for each arm of the study that ``job`` runs, by the arm's name; and by "" the one that compares them."""
+def jobs(job: Job) -> dict[str | None, Job]:
+    """A job for each arm of the study that ``job`` runs, by the arm's name; and by None the one that compares them."""
     if job.arguments[0] != "study":
         raise UserError(f"--each_arm: {job.arguments[0]} has none; they are a study's, of a --config with get_study")
     if value_of("arm", job.arguments) is not None:
         raise UserError("--each_arm: all of them, and --arm is one of them; give one of the two")
-    found = {
+    found: dict[str | None, Job] = {
         arm: Job(name=_name(job.name, arm), arguments=(*job.arguments, f"--arm={arm}", *ALONE))
         for arm in _names(job.arguments)
     }
-    return found | {"": Job(name=job.name, arguments=(*job.arguments, *ALONE))}
+    return found | {None: Job(name=job.name, arguments=(*job.arguments, *ALONE))}
 
 
 def act(where: str, action: str, job: Job, argv: Sequence[str], options: Mapping[str, str]) -> int:
-    """Submit, show, follow or stop the jobs of all arms; after a submission also compare. The first failure's status.
+    """Submit, show, follow or stop the jobs of all arms; after a submission also compare. 0 where all went well.
 
     ``argv`` is the launcher's command line without the place and the action, ``options`` its flags of the place.
     """
     words = [word for word in argv if not re.match(r"--(name|each_arm)(=|$)", word)]
     start = [sys.executable, "-m", "launch", where, *([] if action == "submit" else [action])]
+    found = jobs(job)
+    if action == "submit" and options.get("topology"):  # asked once for all arms
+        slices, force = whole(options, "slices"), options["force"] == "true"
+        refuse_unless_it_fits(job.arguments, options["topology"], slices, force, say)
+        words += [] if force else ["--force"]
     commands = {
-        arm or LAST: [*start, f"--name={one.name}", *words, *one.arguments[len(job.arguments) :]]
-        for arm, one in jobs(job).items()
+        arm: [*start, f"--name={one.name}", *words, *one.arguments[len(job.arguments) :]] for arm, one in found.items()
     }
-    group = Group()
+    last, group = commands.pop(None), Group()
+    named = [(str(arm), command) for arm, command in commands.items()]
     try:
         if action != "submit":
-            return max(group.each(commands).values())
-        return _submit(job, commands, options, group)
+            return max(group.each([*named, ("comparison", last)]))
+        return _submit(job, named, last, options.get("detach") == "true", group)
     except Stopped as stopped:
         return stopped.status
 
 
-def _submit(job: Job, commands: dict[str, list[str]], options: Mapping[str, str], group: Group) -> int:
-    if options.get("topology"):  # asked once for all arms
-        slices, force = whole(options, "slices"), options["force"] == "true"
-        refuse_unless_it_fits(job.arguments, options["topology"], slices, force, say)
-        commands = {arm: command if force else [*command, "--force"] for arm, command in commands.items()}
-    last = commands.pop(LAST)
+def _submit(job: Job, named: list[tuple[str, list[str]]], last: list[str], detach: bool, group: Group) -> int:
     record = Path("runs", "launch", job.name, "arms.json")
     done = _read(record, job)
-    ended = group.each({arm: command for arm, command in commands.items() if arm not in done})
-    if options.get("detach") == "true":
-        say(f"when all have ended: {shlex.join(['python', *last[1:]])}")
-        return max(ended.values(), default=0)
-    _write(record, job, [*done, *(arm for arm, status in ended.items() if status == 0)])
-    if failed := {arm: status for arm, status in ended.items() if status}:
+    left = [(arm, command) for arm, command in named if arm not in done]
+
+    def ended(i: int, status: int) -> None:
+        if status == 0 and not detach:
+            done.append(left[i][0])
+            _write(record, job, done)
+
+    statuses = group.each(left, ended)
+    failed = {arm: status for (arm, _), status in zip(left, statuses, strict=True) if status}
+    if group.signals:
+        raise Stopped(next(iter(failed.values()), 128 + group.signals[0]))
+    if failed:
         told = ", ".join(f"{arm!r} with {status}" for arm, status in failed.items())
         say(f"ended {told}; the same command launches these again, and compares when all are done")
         return next(iter(failed.values()))
-    status = group.each({LAST: last})[LAST]
+    if detach:
+        words = [word for word in last[1:] if not re.match("--detach(=|$)", word)]
+        say(f"when all have ended: {shlex.join(['python', *words])}")
+        return 0
+    (status,) = group.each([("comparison", last)])
+    if group.signals:
+        raise Stopped(status or 128 + group.signals[0])
     if status == 0:
         with contextlib.suppress(OSError):
             record.unlink()
@@ -92,7 +103,10 @@ def _names(arguments: Sequence[str]) -> list[str]:
         raise UserError(told.removeprefix("error: "))
     if found.returncode:
         raise ToolError(f"the study's arms could not be listed: {told or found.returncode}")
-    names: list[str] = json.loads(found.stdout)["arms"]
+    try:
+        names: list[str] = json.loads(found.stdout.splitlines()[-1])["arms"]
+    except (ValueError, IndexError):
+        raise ToolError("the study's arms could not be listed: its file prints something else last") from None
     return names
 
 

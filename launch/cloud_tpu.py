@@ -1,6 +1,8 @@
 """Cloud TPU machines through the user's own gcloud: ask, wait, copy the code, run, try again, delete."""
 
+import fcntl
 import getpass
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,14 +80,23 @@ tar -cf - -C new . | {shlex.join(worker)}
 def submit(job: Job, options: Mapping[str, str]) -> int:
     if options["keep"] != "true":
         refuse_what_would_be_lost(job, ", or --keep")
-    key = Path(options["ssh_key"]).expanduser()
-    if not key.exists():
-        key.parent.mkdir(parents=True, exist_ok=True)
-        run(_key_command(key))
+    _make_key(Path(options["ssh_key"]).expanduser())
     session = _session(job, options)
     slices = session.request.slices
     refuse_unless_it_fits(job.arguments, options["topology"], slices, options["force"] == "true", say)
     return session.run()
+
+
+def _make_key(key: Path) -> None:
+    """Unless it is there; one launch after the other, as those of several arms begin at once."""
+    key.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(key.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if not key.exists():
+            run(_key_command(key))
+    finally:
+        os.close(folder)
 
 
 def status(job: Job, options: Mapping[str, str]) -> str:

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import IO
+
+from launch.tools import ToolError
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SETTLE = 3.0  # seconds after the first failure in which the others may see it and leave by themselves
@@ -63,29 +65,43 @@ class Group:
             raise Stopped(status)
         return status
 
-    def each(self, commands: Mapping[str, Sequence[str]]) -> dict[str, int]:
-        """Run one process per command to its end, whatever becomes of the others; the exit status of each, 128 + N for
-        signal N. All that they print begins with their names. Raises Stopped after a signal."""
+    def each(
+        self, commands: Sequence[tuple[str, Sequence[str]]], ended: Callable[[int, int], None] = lambda i, status: None
+    ) -> list[int]:
+        """Run one process per name and command to its end, whatever becomes of the others; the exit status of each,
+        128 + N for signal N. All that they print begins with their names. ``ended`` hears of each as it ends.
+
+        A signal reaches all of them, and is for the caller to look for in ``signals``.
+        """
         if self.signals:
             raise Stopped(128 + self.signals[0])
-        self._begin(list(commands.values()), lambda i: (subprocess.PIPE, subprocess.PIPE))
-        pipes = [(name, p.stdout, p.stderr) for name, p in zip(commands, self._processes, strict=True)]
-        with _passing_on([(n, err) for n, _, err in pipes if err]), _passing_on([(n, o) for n, o, _ in pipes if o], 1):
-            while any(process.poll() is None for process in self._processes):
+        self._begin([command for _, command in commands], lambda i: (subprocess.PIPE, subprocess.PIPE))
+        named = [(name, p) for (name, _), p in zip(commands, self._processes, strict=True)]
+        errors, outs = ([(n, p.stderr) for n, p in named if p.stderr], [(n, p.stdout) for n, p in named if p.stdout])
+        found: dict[int, int] = {}
+        with _passing_on(errors), _passing_on(outs, 1):
+            while len(found) < len(named):
                 time.sleep(0.02)
-        codes = [process.returncode for process in self._processes]
-        found = {name: code if code >= 0 else 128 - code for name, code in zip(commands, codes, strict=True)}
-        if self.signals:
-            raise Stopped(next((status for status in found.values() if status), 0))
-        return found
+                for i, (_, process) in enumerate(named):
+                    if i not in found and (code := process.poll()) is not None:
+                        found[i] = code if code >= 0 else 128 - code
+                        ended(i, found[i])
+        return [found[i] for i in range(len(named))]
 
     def _begin(self, commands: Sequence[Sequence[str]], pipes: Callable[[int], tuple[int | None, int | None]]) -> None:
         self._processes, self._starting = [], True
-        for i, command in enumerate(commands):
-            out, err = pipes(i)
-            # A process group of its own: Ctrl-C reaches it once, from here, and not from the terminal as well.
-            self._processes.append(subprocess.Popen(command, process_group=0, stdout=out, stderr=err))
-        self._starting = False
+        try:
+            for i, command in enumerate(commands):
+                out, err = pipes(i)
+                # A process group of its own: Ctrl-C reaches it once, from here, and not from the terminal as well.
+                self._processes.append(subprocess.Popen(command, process_group=0, stdout=out, stderr=err))
+        except OSError as error:  # too many files or processes: what was begun has no owner otherwise
+            self._send(signal.SIGTERM)
+            for process in self._processes:
+                process.communicate()
+            raise ToolError(f"{len(commands)} processes cannot be started: {error.strerror}") from error
+        finally:
+            self._starting = False
         while self._early:
             self._send(self._early.pop(0))
 
@@ -119,8 +135,15 @@ def _passing_on(pipes: Sequence[tuple[str, IO[bytes]]], to: int = 2) -> Iterator
     """Inside and until their ends, every line of each pipe goes to the file ``to``, with a name before it."""
 
     def read(name: str, pipe: IO[bytes]) -> None:
-        for line in pipe:
-            os.write(to, b"%s: %s\n" % (os.fsencode(name), line.rstrip(b"\n")))  # one write, so that lines stay whole
+        heard = True
+        for line in pipe:  # to its end, also where nobody hears it: a process must not wait for that
+            try:
+                if heard:  # one write, so that lines stay whole
+                    os.write(to, b"%s: %s\n" % (os.fsencode(name), line.rstrip(b"\n")))
+            except OSError:
+                heard = False
+                if to == 1:  # whoever read it has left, as from a single launch
+                    os.kill(os.getpid(), signal.SIGTERM)
 
     readers = [threading.Thread(target=read, args=item, daemon=True) for item in pipes]
     for reader in readers:

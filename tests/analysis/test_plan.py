@@ -296,6 +296,7 @@ def test_of_gathers_that_were_merged_each_counts():
     reduced = program.replace("((f32[128]{0}, bf16[16,256]{1,0}), (f32[512]{0}, bf16[64,256]{1,0})) all-gather", "ALL")
     reduced = reduced.replace("ALL", "(f32[128]{0}, bf16[16,256]{1,0}) all-reduce")
     assert hlo.traffic(*hlo.parse(reduced)) == 2 * (128 * 4 + 16 * 256 * 2)
+    assert hlo.traffic(*hlo.parse(reduced.replace("-start", ""))) == 2 * (128 * 4 + 16 * 256 * 2)
 
 
 @pytest.mark.parametrize(

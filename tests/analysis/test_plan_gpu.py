@@ -42,9 +42,12 @@ def test_of_a_gpus_memory_there_is_what_jax_takes(monkeypatch):
     assert CHIPS["h100"].available == 60 << 30 and CHIPS["v5e"].available == 16 << 30
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
     assert CHIPS["h100"].available == pytest.approx(72 << 30) and CHIPS["v5e"].available == 16 << 30
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "most")
-    with pytest.raises(UserError, match="XLA_PYTHON_CLIENT_MEM_FRACTION: 'most' is not a part"):
-        CHIPS["h100"].available  # noqa: B018
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "")
+    assert CHIPS["h100"].available == pytest.approx(72 << 30)
+    for share in ("most", "nan", "-1", "0", "inf"):
+        monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", share)
+        with pytest.raises(UserError, match=f"XLA_CLIENT_MEM_FRACTION: '{share}' is not a part"):
+            CHIPS["h100"].available  # noqa: B018
 
 
 def test_without_the_plugin_it_is_said(monkeypatch):

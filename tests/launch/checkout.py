@@ -48,6 +48,9 @@ for what in behaviour.get(me, [])[tries - 1 : tries]:  # of this attempt
         sys.exit(int(status))
     if what == "long":
         limit = 6000
+    if what == "chatty":
+        for line in range(20_000):
+            print("a line of some length that fills a pipe", line, flush=True)
     if what == "stubborn":
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)

@@ -1,6 +1,7 @@
 """python -m launch WHERE --each_arm: the arms of a study as jobs of their own, and one that compares them."""
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -95,6 +96,73 @@ def test_a_signal_reaches_every_arm_once_and_nothing_is_compared(home: Path, num
     assert [noted(Path("runs/out"), "received", arm) for arm in ARMS] == [[[number]]] * 3
 
 
+def test_what_is_done_is_known_after_a_signal_and_after_two_failures(home: Path) -> None:
+    """Of four launches: a signal when one arm has ended, a failure, another, and the end. No arm runs again."""
+    behave(Path("runs/out"), **{"near zero": ["long", "exit 7 0", "exit 7 0"], "far": ["long", "exit 0 0"]})
+    process = start()
+    deadline = time.monotonic() + 30
+    while "baseline" not in (RECORD.read_text() if RECORD.exists() else ""):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 143 and not begun("0")()
+    assert [launch()[0] for _ in range(3)] == [7, 7, 0]
+    assert [noted(Path("runs/out"), "tries", arm) for arm in (*ARMS, "0")] == [1, 4, 2, 1]
+
+
+def test_a_signal_that_all_survive_is_no_success(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = list[str]()
+
+    def each(group: Group, commands: list[tuple[str, list[str]]], ended: Any = None) -> list[int]:
+        launched.extend(name for name, _ in commands)
+        group.signals.append(signal.SIGTERM)
+        return [0] * len(commands)
+
+    monkeypatch.setattr(Group, "each", each)
+    assert main(["local", *RUN]) == 143 and launched == ARMS
+
+
+def test_a_reader_that_leaves_ends_all(home: Path) -> None:
+    """As `| head` does: nobody waits for a pipe that is full."""
+    behave(Path("runs/out"), **{arm: ["chatty"] for arm in ARMS})
+    with start() as process:
+        assert process.stdout is not None and process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=60) == 143
+        assert process.stderr is not None and "Traceback" not in process.stderr.read()
+
+
+def test_no_name_of_an_arm_hides_another_job(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = list[str]()
+
+    def each(group: Group, commands: list[tuple[str, list[str]]], ended: Any = None) -> list[int]:
+        launched.extend(command[4] for _, command in commands)
+        return [0] * len(commands)
+
+    monkeypatch.setattr(Group, "each", each)
+    monkeypatch.setattr(arms, "_names", lambda arguments: ["baseline", "comparison", ""])
+    assert main(["local", *RUN]) == 0
+    assert len(set(launched)) == 4 and launched[-1] == "--name=j"
+
+
+def test_processes_that_cannot_all_be_started_are_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arms, "_names", lambda arguments: [str(i) for i in range(40)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (60, hard))
+    try:
+        assert main(["local", *RUN]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_keys_of_launches_that_begin_at_once_are_one(tmp_path: Path) -> None:
+    key = tmp_path / "new" / "key"
+    code = f"from pathlib import Path; from launch.cloud_tpu import _make_key; _make_key(Path({str(key)!r}))"
+    all_of_them = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
+    assert [process.wait(timeout=60) for process in all_of_them] == [0] * 4 and key.exists()
+
+
 def test_status_is_of_all(home: Path) -> None:
     found = subprocess.run(
         [sys.executable, "-m", "launch", "local", "status", *RUN], capture_output=True, text=True, check=True
@@ -145,9 +213,9 @@ def test_the_plan_is_asked_once(home: Path, monkeypatch: pytest.MonkeyPatch, for
     asked, launched = list[Any](), list[list[str]]()
     monkeypatch.setattr(arms, "refuse_unless_it_fits", lambda *given: asked.append(given[1:4]))
 
-    def each(group: Group, commands: dict[str, list[str]]) -> dict[str, int]:
-        launched.extend(commands.values())
-        return dict.fromkeys(commands, 0)
+    def each(group: Group, commands: list[tuple[str, list[str]]], ended: Any = None) -> list[int]:
+        launched.extend(command for _, command in commands)
+        return [0] * len(commands)
 
     monkeypatch.setattr(Group, "each", each)
     words = ["--topology=v5e:4x4", "--zone=z", "--slices=2", *(["--force"] if forced else [])]
@@ -162,14 +230,15 @@ def test_jobs_that_are_not_followed_are_not_compared(
     """Nobody knows when they have ended; the command that compares is said, and the arms do not count as done."""
     launched = list[str]()
 
-    def each(group: Group, commands: dict[str, list[str]]) -> dict[str, int]:
-        launched.extend(commands)
-        return dict.fromkeys(commands, 0)
+    def each(group: Group, commands: list[tuple[str, list[str]]], ended: Any = None) -> list[int]:
+        launched.extend(name for name, _ in commands)
+        return [0] * len(commands)
 
     monkeypatch.setattr(Group, "each", each)
     assert main(["slurm", *RUN, "--detach"]) == 0
     assert launched == ARMS and not RECORD.exists()
-    assert "when all have ended: python -m launch slurm --name=j " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "when all have ended: python -m launch slurm --name=j " in said and "--detach" not in said
 
 
 @pytest.mark.exhaustive

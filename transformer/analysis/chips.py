@@ -17,7 +17,7 @@ from typing import Any
 from transformer.errors import UserError, did_you_mean
 
 GIB = 1 << 30
-FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+FRACTION = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # its name now, and before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +44,14 @@ class Chip:
         """Bytes that JAX takes for arrays: of a GPU's by default three quarters."""
         if self.platform == "tpu":
             return self.memory
-        share = os.environ.get(FRACTION, "0.75")
+        name, share = next(((name, os.environ[name]) for name in FRACTION if os.environ.get(name)), ("", "0.75"))
         try:
-            return self.memory * float(share)
+            found = float(share)
         except ValueError:
-            raise UserError(f"{FRACTION}: {share!r} is not a part of the memory, such as 0.75") from None
+            found = math.nan
+        if not 0 < found < math.inf:
+            raise UserError(f"{name}: {share!r} is not a part of the memory, such as 0.75")
+        return self.memory * found
 
     @property
     def platform(self) -> str:

@@ -237,7 +237,9 @@ def _touched(i: Instruction, shapes: dict[str, str], computations: dict[str, lis
     """Bytes that one instruction reads and writes."""
     if i.op == "all-reduce-start":
         return 2 * size(i.shape, memory_only=True)
-    if i.op.removesuffix("-start") in COLLECTIVES and i.shape.startswith("("):  # operands, results; merged all of each
+    if (
+        i.op.endswith("-start") and i.op.removesuffix("-start") in COLLECTIVES and i.shape.startswith("(")
+    ):  # operands, results; merged all of each
         return sum(size(element(i.shape, part), memory_only=True) for part in ("#0", "#1"))
     if i.op.endswith("-start"):  # a copy, or one of a slice: its shape has what it reads, and then what it writes
         both = [m[0] for m in _SHAPE.finditer(i.shape)][:2]

@@ -96,7 +96,11 @@ class Runner:
                 runs.make(self.workdir)
                 locks.enter_context(alone(self.workdir, shared=self.arm is not None))
             try:
-                with in_turn(self.workdir / LOG) if hosts.is_first() and self.arm else contextlib.nullcontext():
+                with (
+                    in_turn(self.workdir / LOG)
+                    if hosts.is_first() and self.arm is not None
+                    else contextlib.nullcontext()
+                ):
                     arms = [arm for arm in self.claim(planned) if self.arm in (None, arm.name)]
             except UserError:
                 with contextlib.suppress(OSError):  # it holds something
