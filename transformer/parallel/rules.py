@@ -46,9 +46,13 @@ def mesh_axes(name: Name) -> tuple[str, ...]:
         return tuple(axis for part in name for axis in mesh_axes(part))
     if name not in RULES:
         raise KeyError(f"logical axis {name!r} has no row in transformer/parallel/rules.py")
+    return tuple(axis for axis in RULES[name] if axis not in taken())
+
+
+def taken() -> tuple[str, ...]:
+    """The mesh axes that a shard_map around has taken, where there are others; none on one device's share."""
     mesh = jax.sharding.get_abstract_mesh()
-    taken = () if mesh.are_all_axes_manual else mesh.manual_axes
-    return tuple(axis for axis in RULES[name] if axis not in taken)
+    return () if mesh.are_all_axes_manual else tuple(mesh.manual_axes)
 
 
 def meshed() -> bool:
@@ -84,11 +88,11 @@ def each_device(run: Callable[..., Any], in_specs: Any, out_specs: Any, check_vm
 def drawn(draw: Callable[..., jax.Array], shape: tuple[int, ...], *names: Name) -> jax.Array:
     """``draw(shape)``, random numbers with rows first, laid out by logical names: the same numbers on every mesh. Where
     a shard_map has taken rows apart, those of its own rows of what is drawn for all."""
-    taken = tuple(axis for axis in RULES["batch"] if axis in jax.sharding.get_abstract_mesh().manual_axes)
-    if not taken or not meshed():
+    apart = tuple(axis for axis in RULES["batch"] if axis in taken())
+    if not apart:
         return draw(shape, out_sharding=spec(*names))
-    of_all = draw((jax.lax.axis_size(taken), *shape), out_sharding=spec(None, *names))
-    return jax.lax.dynamic_index_in_dim(of_all, jax.lax.axis_index(taken), keepdims=False)
+    of_all = draw((jax.lax.axis_size(apart), *shape), out_sharding=spec(None, *names))
+    return jax.lax.dynamic_index_in_dim(of_all, jax.lax.axis_index(apart), keepdims=False)
 
 
 def put(x: jax.Array, *names: Name) -> jax.Array:
